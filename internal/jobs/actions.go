@@ -29,7 +29,10 @@ func (s *supervisor) do(ctx context.Context, a life.Action) {
 	case life.Hasten:
 		s.told = e.signal
 		s.tell(Event{Event: EventPreempted, Message: fmt.Sprintf("got %s: %s leaves this host", unix.SignalName(e.signal), s.name)})
+		s.setLeaving(true)
 		s.checkpointer.hasten()
+	case life.Stay:
+		s.setLeaving(false)
 	case life.CutOff:
 		s.cause = cmp.Or(e.err, errors.New("got a second signal"))
 		s.cutOff(s.cause)
@@ -39,7 +42,9 @@ func (s *supervisor) do(ctx context.Context, a life.Action) {
 		if e.Kind == life.Tick {
 			s.say("the job was killed while criu was working on it, and criu is waiting for it: both are being killed")
 		}
-		_ = s.sandbox.Kill() // the end of the supervisor tries it again
+		if s.mayEnd(s.sandbox) == nil {
+			_ = s.sandbox.Kill() // the end of the supervisor tries it again
+		}
 	case life.KillRest:
 		_, _ = s.awaitExit()
 		_ = s.sandbox.Kill()
@@ -196,7 +201,10 @@ func (s *supervisor) actor(ctx context.Context, a life.Action) func(e *event) er
 		reason := cmp.Or(string(op), unix.SignalName(s.told))
 		return func(e *event) (err error) {
 			e.checkpoint, err = s.checkpointer.last(ctx, reason, string(op))
-			e.Gone = err != nil && s.isExiting()
+			if e.Gone = err != nil && s.isExiting(); e.Gone && op != "" { // no signal has told the job to end
+				exit, exitErr := s.awaitExit()
+				e.Well = exitErr == nil && exit.Code() == 0
+			}
 			return err
 		}
 	case life.Prune:
@@ -264,7 +272,7 @@ func (s *supervisor) end(a life.Action) (status int, err error) {
 	case life.EndFenced:
 		return 0, errors.Join(fmt.Errorf("%s was ended here: %w", s.name, e.err), s.endSandbox())
 	case life.EndAsTold:
-		s.setLeaving()
+		s.setLeaving(true)
 		s.tell(Event{Event: EventPreempted, Message: s.name + " ended when it was asked to leave this host, and is not considered finished"})
 		return s.endLeaving()
 	case life.EndLeave:
@@ -288,8 +296,8 @@ func (s *supervisor) endLeaving() (int, error) {
 func (s *supervisor) endGivenUp() (int, error) {
 	name := unix.SignalName(s.told)
 	s.hook.Log.Info("Giving up the job before it was started or resumed", "signal", name, "error", s.event.err)
-	s.tell(Event{Event: EventPreempted, Message: fmt.Sprintf("got %s before %s was started or resumed: it leaves this host unchanged", name, s.name)})
-	if err := s.endSandbox(); err != nil {
+	s.tell(Event{Event: EventPreempted, Message: fmt.Sprintf("got %s before %s was started or resumed: it leaves this host", name, s.name)})
+	if err := s.leave(); err != nil {
 		return 0, err
 	}
 	status := 128 + int(s.told)

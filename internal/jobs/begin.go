@@ -43,7 +43,7 @@ func (s *starter) begin(ctx, told context.Context) error {
 	if err == nil {
 		s.removeLeftovers(saved)
 	} else if !attached {
-		return fmt.Errorf("%w: free some space, and run this command again", err)
+		return err
 	} else {
 		s.tell(Event{Event: EventFailed, Message: err.Error()})
 	}
@@ -90,6 +90,7 @@ func (s *starter) removeLeftovers(saved []string) {
 func (s *starter) attach(ctx context.Context) (bool, error) {
 	p, exit, err := findSandbox(s.Options)
 	if errors.Is(err, sandbox.ErrGone) {
+		s.runsOn = false
 		if exit != nil && exit.Code() == 0 {
 			return false, s.finish(exit.Code(), exit.At)
 		}
@@ -123,6 +124,7 @@ func (s *starter) attach(ctx context.Context) (bool, error) {
 		return false, s.endSandbox()
 	case err == nil:
 		s.setRunning()
+		s.setLeaving(false) // whoever told it is gone
 		if err := s.attachPaused(ctx); err != nil {
 			return false, err
 		}

@@ -137,9 +137,16 @@ func (s *checkpointer) checkpointBy(ctx context.Context, base, reason string, en
 		}
 		s.sayError(s.store.RemoveStage(stage))
 	}()
-	of := inside.Staged{Begun: begun.UTC(), Reason: reason, Root: s.sandbox.Root}
+	of := inside.Staged{Begun: begun.UTC(), Number: 1, Reason: reason, Root: s.sandbox.Root}
 	if of.BootID, err = proc.BootID(); err != nil {
 		return store.Checkpoint{}, err
+	}
+	all, err := s.store.Checkpoints()
+	if err != nil {
+		return store.Checkpoint{}, err
+	}
+	if len(all) > 0 {
+		of.Number = all[len(all)-1].Number() + 1
 	}
 	// Held open, a stage in memory stays although the sandbox may end with the job.
 	held, err := os.Open(stage)
@@ -149,7 +156,8 @@ func (s *checkpointer) checkpointBy(ctx context.Context, base, reason string, en
 	defer held.Close()
 	made := fmt.Sprintf("/proc/self/fd/%d/%s", held.Fd(), imageName)
 	if end {
-		s.setLeaving()
+		s.setLeaving(true)
+		defer s.killStuck(made)()
 	}
 	expected, _ := s.costs.expected()
 	a, err := s.ask(ctx, inside.Request{
@@ -187,6 +195,39 @@ func (s *checkpointer) checkpointBy(ctx context.Context, base, reason string, en
 	}
 	return c, err
 }
+
+// killStuck ends what is left of a job whose root process was killed during its last dump: criu waits
+// for it, and nobody else ends that. Once the image is complete, the dump itself ends the job. The
+// caller calls over when the dump has ended.
+func (s *checkpointer) killStuck(images string) (over func()) {
+	done, stopped, at, root := make(chan struct{}), make(chan struct{}), s.sandbox, s.root
+	if root == nil {
+		return func() {}
+	}
+	go func() {
+		defer close(stopped)
+		looks := time.NewTicker(sandbox.FencePeriod)
+		defer looks.Stop()
+		for exiting := 0; exiting < maxExiting; {
+			select {
+			case <-done:
+				return
+			case <-looks.C:
+			}
+			if _, err := inside.ReadStaged(images); !errors.Is(err, os.ErrNotExist) || !root.Exiting() {
+				exiting = 0
+			} else {
+				exiting++
+			}
+		}
+		s.say("the job was killed while criu was making its last checkpoint, and criu is waiting for it: both are being killed")
+		_ = at.Kill()
+	}()
+	return func() { close(done); <-stopped }
+}
+
+// maxExiting is how often in a row a process may be seen ending that criu does not let go.
+const maxExiting = 3
 
 // describe says what a checkpoint of an image is.
 func describe(images, command string, of inside.Staged) (store.Info, error) {

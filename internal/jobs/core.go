@@ -14,6 +14,7 @@ import (
 	"cucriu/internal/jobs/files"
 	"cucriu/internal/jobs/inside"
 	"cucriu/internal/jobs/job"
+	"cucriu/internal/jobs/sandbox"
 	"cucriu/internal/jobs/store"
 )
 
@@ -103,14 +104,52 @@ func (s *core) endSandbox() error {
 	return os.RemoveAll(dir) // others may be a new owner's
 }
 
-// leave ends what is left of the job here, unless that is an adopted job of which there is no
-// checkpoint: nobody here could start it again.
+// leave ends what is left of the job here, if it may be ended.
 func (s *core) leave() error {
-	all, err := s.store.Checkpoints()
-	if err == nil && len(all) == 0 && s.sandbox.IsAdopted() && s.sandbox.Alive() {
-		return fmt.Errorf("there is no checkpoint of %s: process %d is not ended, and runs unsupervised", s.record.Name, s.sandbox.Root)
+	if s.sandbox == nil {
+		return nil
 	}
-	return errors.Join(s.endSandbox(), err)
+	if err := s.mayEnd(s.sandbox); err != nil {
+		return err
+	}
+	return s.endSandbox()
+}
+
+// mayEnd fails if an adopted job runs of which there is no checkpoint: nobody here could start it
+// again.
+func (s *core) mayEnd(at *sandbox.Sandbox) error {
+	if !at.AdoptedRuns() {
+		return nil
+	}
+	all, err := s.store.Checkpoints()
+	if err == nil && len(all) == 0 {
+		err = fmt.Errorf("there is no checkpoint of %s: process %d is not ended, and runs unsupervised", s.record.Name, at.Root)
+	}
+	return err
+}
+
+// giveUpPatience is how long a dump or restore may take to give up once its time is over.
+const giveUpPatience = 2 * time.Second
+
+// killPatiently ends the sandbox if what is under way in it has not been given up some time after
+// ctx ends. The caller calls over when it has.
+func (s *core) killPatiently(ctx context.Context) (over func()) {
+	done, at := make(chan struct{}), s.sandbox
+	go func() {
+		select {
+		case <-done:
+			return
+		case <-ctx.Done():
+		}
+		select {
+		case <-done:
+		case <-time.After(giveUpPatience): // criu hangs
+			if s.mayEnd(at) == nil {
+				_ = at.Kill()
+			}
+		}
+	}()
+	return func() { close(done) }
 }
 
 // sayNext says from where the job resumes.

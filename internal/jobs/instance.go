@@ -23,7 +23,7 @@ type instance struct {
 	criu    string
 	sandbox *sandbox.Sandbox // nil if there is none
 	root    *proc.Process    // the job's root process; nil if it has ended
-	runsOn  bool             // the job, without us
+	runsOn  bool             // the job, if we end now
 }
 
 // openRoot opens the job's root process. It is no error if that has ended.
@@ -50,9 +50,9 @@ func (in *instance) close() {
 // isExiting reports whether the job's root process has ended or is about to.
 func (in *instance) isExiting() bool { return in.root == nil || in.root.Exiting() }
 
-// setLeaving records that what ends the job next is no fault of it.
-func (in *instance) setLeaving() {
-	if err := in.sandbox.SetLeaving(); err != nil {
+// setLeaving records whether the job is to leave this host: how it ends then is no fault of it.
+func (in *instance) setLeaving(is bool) {
+	if err := in.sandbox.SetLeaving(is); err != nil {
 		in.say(fmt.Sprintf("the sandbox's record could not be written: %v", err))
 	}
 }
@@ -164,26 +164,4 @@ func (in *instance) awaitExit() (sandbox.Exit, error) {
 		}
 		time.Sleep(10 * time.Millisecond)
 	}
-}
-
-// giveUpPatience is how long a dump or restore may take to give up once its time is over.
-const giveUpPatience = 2 * time.Second
-
-// killPatiently ends the sandbox if what is under way in it has not been given up some time after
-// ctx ends. The caller calls over when it has.
-func (in *instance) killPatiently(ctx context.Context) (over func()) {
-	done, at := make(chan struct{}), in.sandbox
-	go func() {
-		select {
-		case <-done:
-			return
-		case <-ctx.Done():
-		}
-		select {
-		case <-done:
-		case <-time.After(giveUpPatience): // criu hangs
-			_ = at.Kill()
-		}
-	}()
-	return func() { close(done) }
 }

@@ -80,6 +80,7 @@ func (s *lease) claim(ctx context.Context) error {
 	}
 	p, err := findAlive(s.Options, folder, known)
 	if p != nil {
+		s.runsOn = true // until it is attached to, and after
 		err = errors.Join(err, p.Close())
 	}
 	s.known = known

@@ -146,7 +146,8 @@ func called(c store.Checkpoint) string {
 const imageName = "image"
 
 // saveStaged makes checkpoints of the complete images that an earlier supervisor has left, and returns
-// the staging directories of those. It fails if that may go better another time.
+// the staging directories of those. It fails if that may go better another time: what the system could
+// not do, but not what is wrong with an image.
 func (s *starter) saveStaged(ctx context.Context) (saved []string, err error) {
 	dirs, err := s.store.LeftStages()
 	if err != nil {
@@ -156,19 +157,22 @@ func (s *starter) saveStaged(ctx context.Context) (saved []string, err error) {
 	for _, dir := range dirs {
 		images := filepath.Join(dir, imageName)
 		of, err := inside.ReadStaged(images)
-		if err == nil {
+		switch {
+		case err == nil:
 			found[images] = of
-		} else if !errors.Is(err, fs.ErrNotExist) {
+		case errors.Is(err, fs.ErrNotExist): // the dump was cut off
+		case mayPass(err):
+			return nil, sayMayPass(images, err)
+		default:
 			s.say(fmt.Sprintf("%s is not an image: %v", images, err))
 		}
 	}
 	for _, images := range slices.SortedFunc(maps.Keys(found), func(a, b string) int { return found[a].Begun.Compare(found[b].Begun) }) {
 		if err := s.save(ctx, images, found[images]); err != nil {
-			err = fmt.Errorf("the image that an earlier supervisor left in %s could not be made a checkpoint: %w", images, err)
-			if errors.Is(err, unix.ENOSPC) || errors.Is(err, unix.EDQUOT) || errors.Is(err, unix.EIO) || ctx.Err() != nil {
-				return saved, err
+			if mayPass(err) || ctx.Err() != nil {
+				return saved, sayMayPass(images, err)
 			}
-			s.tell(Event{Event: EventFailed, Message: err.Error()})
+			s.tell(Event{Event: EventFailed, Message: notSaved(images, err).Error()})
 			continue
 		}
 		saved = append(saved, filepath.Dir(images))
@@ -176,7 +180,25 @@ func (s *starter) saveStaged(ctx context.Context) (saved []string, err error) {
 	return saved, nil
 }
 
-// save makes a checkpoint of an image, unless it is one already.
+// mayPass reports whether something may go better another time.
+func mayPass(err error) bool {
+	var errno unix.Errno
+	return errors.As(err, &errno) && errno != unix.ENOENT
+}
+
+func notSaved(images string, err error) error {
+	return fmt.Errorf("the image that an earlier supervisor left in %s could not be made a checkpoint: %w", images, err)
+}
+
+func sayMayPass(images string, err error) error {
+	remedy := "run this command again, or remove that directory to do without what the job has done since its last checkpoint"
+	if errors.Is(err, unix.ENOSPC) || errors.Is(err, unix.EDQUOT) {
+		remedy = "free some space, and run this command again"
+	}
+	return fmt.Errorf("%w: %s", notSaved(images, err), remedy)
+}
+
+// save makes a checkpoint of an image, unless it is one already, or there is one of later.
 func (s *starter) save(ctx context.Context, images string, of inside.Staged) error {
 	boot, err := proc.BootID()
 	if err != nil {
@@ -191,7 +213,11 @@ func (s *starter) save(ctx context.Context, images string, of inside.Staged) err
 		return err
 	}
 	for _, c := range all {
-		if !of.Begun.After(c.CreatedAt) {
+		isLater := c.Err == nil && c.Number() >= of.Number
+		if of.Number == 0 { // of an earlier version of cucriu
+			isLater = !of.Begun.After(c.CreatedAt)
+		}
+		if isLater {
 			return nil
 		}
 	}

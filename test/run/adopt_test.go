@@ -143,6 +143,55 @@ func TestAnAdoptedJobIsNotEndedWithoutACheckpoint(t *testing.T) {
 	})
 }
 
+// TestAnAdoptedJobOutlivesItsFirstCheckpoint, which is cut off: by a second signal to its supervisor, or
+// to the next one, which waits for what the first has begun.
+func TestAnAdoptedJobOutlivesItsFirstCheckpoint(t *testing.T) {
+	testenv.Parallel(t)
+	for name, cut := range map[string]func(w *world, s *stop, pid int, r *run) *run{
+		"of its supervisor": func(_ *world, s *stop, _ int, r *run) *run {
+			r.signal(unix.SIGTERM)
+			r.says("got SIGTERM: D leaves this host")
+			r.signal(unix.SIGTERM)
+			s.goOn()
+			return r
+		},
+		"of the next one": func(w *world, s *stop, pid int, r *run) *run {
+			r.kill()
+			r = w.adopts(pid)
+			r.awaits("it is in the sandbox", func() bool { return len(w.victims(insideKilled)) == 2 })
+			r.signal(unix.SIGTERM)
+			r.says("got SIGTERM while D is being started or resumed")
+			r.signal(unix.SIGTERM)
+			return r
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			testenv.Simulated(t, func(t *testing.T) {
+				w := newWorld(t)
+				pid, ended := w.startsItself()
+				w.ticks(3)
+				s := w.stopAt("jobs.dumped")
+				host := w.host
+				w.host = s.host
+				r := w.adopts(pid)
+				w.host = host
+				s.await(r)
+				w.flags = []string{"--every", "0"}
+				cut(w, s, pid, r).ends(125, "is not ended, and runs unsupervised")
+				w.ticks(3)
+				if name != "of its supervisor" {
+					s.goOn()
+				}
+				r = w.adopts(pid)
+				r.says("it is supervised again")
+				w.stop(0)
+				r.ends(0)
+				<-ended
+			})
+		})
+	}
+}
+
 // TestTheStatusOfAnAdoptedJob is that of the command, although another process is its parent.
 func TestTheStatusOfAnAdoptedJob(t *testing.T) {
 	testenv.Simulated(t, func(t *testing.T) {

@@ -5,6 +5,8 @@ import (
 	"testing"
 	"time"
 
+	"golang.org/x/sys/unix"
+
 	"cucriu/internal/jobs"
 	"cucriu/internal/testenv"
 )
@@ -28,6 +30,24 @@ func TestAProcessThatIsKilledUnderCriuHangsNobody(t *testing.T) {
 			r.says("D resumes from checkpoint")
 		}
 		w.finish(r)
+	})
+}
+
+// TestAJobThatIsKilledUnderItsLastCheckpointHangsNobody, although that ends the job by itself. What
+// waits for the job for ever is ours here, and not criu.
+func TestAJobThatIsKilledUnderItsLastCheckpointHangsNobody(t *testing.T) {
+	testenv.Simulated(t, func(t *testing.T) {
+		w := newWorld(t)
+		w.flags = []string{"--every", "0"}
+		s := w.stopAt("dump.inspect")
+		r := w.runAs(s.host)
+		w.ticks(3)
+		r.signal(unix.SIGTERM)
+		s.await(r)
+		w.kills(rootKilled)
+		r.ends(requeue, "both are being killed")
+		s.goOn()
+		w.finish(w.run())
 	})
 }
 

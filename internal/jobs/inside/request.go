@@ -84,8 +84,10 @@ const stagedName = "cucriu-job.json" // in an image: what only its maker knows
 // Staged describes an image that is not yet a checkpoint.
 type Staged struct {
 	// BootID is that of the host. What was not synced before a reboot may be anything.
-	BootID string         `json:"boot_id"`
-	Begun  time.Time      `json:"begun"`
+	BootID string    `json:"boot_id"`
+	Begun  time.Time `json:"begun"`
+	// Number is that of the checkpoint which was to be made of it, or less.
+	Number uint64         `json:"number"`
 	Reason string         `json:"reason"`
 	Root   int            `json:"root"` // pid of the job's root process, where the job runs
 	Clocks sandbox.Clocks `json:"clocks"`

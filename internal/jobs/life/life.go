@@ -21,7 +21,7 @@
 //	           JobEnded                       Ending     ReadExit; first the end of what is under way
 //	           Tick: fenced                   Over       EndFenced
 //	           Tick: killed under criu                   Kill, after a few of them
-//	           Preempt                        (leaving)  the end of what is under way; Unpause if paused;
+//	           Preempt                        (leaving)  Hasten; the end of what is under way; Unpause if paused;
 //	                                                     Last, tried a few times; then EndLeave
 //	           (leaving) a second one, TimeUp            Kill and CutOff; then EndLeave
 //	Ending     Exited                         Over       EndJob
@@ -34,7 +34,7 @@
 //	checkpoint  Checkpoint
 //	pause       Checkpoint, Pause
 //	resume      Unpause
-//	stop        Unpause if paused, Last; then EndLeave, and AnswerAtEnd
+//	stop        Unpause if paused, Last; then EndLeave, and AnswerAtEnd; Stay if that fails
 //	move        Unpause if paused, Last, EndSandbox; then Undecided
 //	prune       Prune
 //
@@ -105,6 +105,7 @@ type Event struct {
 	Op      Op   // of Ask
 	OK      bool // Done: the action has succeeded; Ask: the request can be served
 	Gone    bool // Done, of Last: the job is ended, or about to
+	Well    bool // Done, of Last: it has come to its end by itself meanwhile, with status 0
 	Paused  bool // Here, and Done of Pause: the job is paused
 	TooLong bool // Due: the job would be paused for longer than it may
 	Fenced  bool // Tick: another host owns the job
@@ -170,7 +171,8 @@ const (
 	Attend     Action = "attend"      // begin to wait for the job's end, and for what was kept; join its terminal
 	Keep       Action = "keep signal" // until the job is here
 	GiveUp     Action = "give up"     // a begin, at the next point where nothing is lost; and keep the signal
-	Hasten     Action = "hasten"      // tell of the preemption, and cut off what it does not wait for
+	Hasten     Action = "hasten"      // tell of the preemption, note that the job leaves, and cut off what that does not wait for
+	Stay       Action = "stay"        // note that the job does not leave after all
 	CutOff     Action = "cut off"     // end what is under way
 	StartGrace Action = "start grace" // the time until TimeUp, unless it runs already
 	Kill       Action = "kill"        // what there is of the job, under what is at work on it
@@ -435,6 +437,9 @@ func (s State) done(e Event) (State, []Action) {
 // lastDone answers the end of a last checkpoint.
 func (s State) lastDone(e Event) (State, []Action) {
 	switch {
+	case s.Asked != "" && e.Well && !s.Leave: // it has finished
+		s.Asked = ""
+		return s.goOn(e, []Action{Answer})
 	case s.Asked == AskMove && (e.OK || s.Gone):
 		return s.do(EndSandbox)
 	case s.Asked == AskStop && e.OK:
@@ -443,7 +448,11 @@ func (s State) lastDone(e Event) (State, []Action) {
 		return s.end(EndLeave)
 	case s.Asked != "": // whoever has asked is there, and can decide
 		s.Asked = ""
-		return s.goOn(e, append(s.schedule(Last, false), Answer))
+		do := append(s.schedule(Last, false), Answer)
+		if !s.Leave {
+			do = append(do, Stay)
+		}
+		return s.goOn(e, do)
 	case s.Hurry || s.Tries == maxTries:
 		return s.end(EndLeave)
 	}

@@ -87,6 +87,14 @@ func TestTheSearchFindsWhatIsBroken(t *testing.T) {
 			next.Tries = min(next.Tries, 1)
 			return next, do
 		}, "comes round again"},
+		"a job that stays is noted to leave": {drop(Stay), "a job is noted to leave, and stays"},
+		"a job that leaves is not noted":     {drop(Hasten), "is not noted to leave"},
+		"a finished job is run again": {func(s State, e Event, next State, do []Action) (State, []Action) {
+			if s.Doing == Last && e.Well && !s.Leave {
+				return s.end(EndLeave)
+			}
+			return next, do
+		}, "a job that has finished"},
 		"a preempted job counts as finished": {func(s State, e Event, next State, do []Action) (State, []Action) {
 			if s.Phase == Ending && e.Kind == ExitedWell {
 				return s.end(EndJob)
@@ -133,6 +141,8 @@ type world struct {
 	exits   int  // looks in a row at a root process that is about to end, as far as they count
 	news    bool // the end of the root process is yet to be told
 	well    bool // the job has ended as it may by a signal to leave
+	leaving bool // it is noted that the job is to leave
+	done    bool // the job has finished, and nobody had told it to leave
 	broken  string
 }
 
@@ -174,6 +184,7 @@ func (w *world) do(a Action) {
 		if w.left {
 			w.fail("%s: two copies", a)
 		}
+		w.leaving = false // of another sandbox, or of this one without whoever noted it
 	case Answer, Refuse, AnswerAtEnd:
 		if !w.open {
 			w.fail("%s of no request", a)
@@ -181,6 +192,10 @@ func (w *world) do(a Action) {
 		w.open = false
 	case StartGrace:
 		w.grace = true
+	case Last, Hasten:
+		w.leaving = true
+	case Stay:
+		w.leaving = false
 	case Kill:
 		w.end(a, w.told && w.pressed || w.exits >= maxStuck)
 	case KillRest, EndJob, EndAsTold, EndMoved, EndUndecided, EndFinished:
@@ -191,6 +206,9 @@ func (w *world) do(a Action) {
 		w.end(a, w.told || w.made)
 	case EndFenced:
 		w.end(a, w.fenced)
+	}
+	if w.done && !w.told && (a == EndSandbox || a == EndLeave) {
+		w.fail("%s: a job that has finished is run again", a)
 	}
 	if a == EndJob && w.told && w.well {
 		w.fail("%s: a job that was told to leave is taken for finished", a)
@@ -208,6 +226,12 @@ func (w world) happen(on on, e Event) world {
 	}
 	if w.state.Doing != w.doing && w.state.Phase != Over {
 		w.fail("%s is under way, and not %q", w.doing, w.state.Doing)
+	}
+	switch running := w.state.Phase == Running && w.lives(); {
+	case running && w.state.Leave && !w.leaving:
+		w.fail("a job that leaves is not noted to leave")
+	case running && w.state.Idle() && !w.state.Leave && w.leaving:
+		w.fail("a job is noted to leave, and stays")
 	}
 	if w.open != (w.state.Asked != "") {
 		w.fail("a request is left without an answer, or is not there")
@@ -254,7 +278,11 @@ func (w world) outcomes() (all []outcome) {
 			end(ok, func(w *world) { w.job, w.made, w.news = ended, true, true })
 			end(failed, nil)
 		}
-		end(Event{Kind: Done, Gone: true}, func(w *world) { w.job, w.news = ended, w.news || w.job != ended })
+		gone := func(w *world) { w.job, w.news = ended, w.news || w.job != ended }
+		end(Event{Kind: Done, Gone: true}, gone)
+		if w.state.Asked != "" {
+			end(Event{Kind: Done, Gone: true, Well: true}, func(w *world) { gone(w); w.done = true })
+		}
 	case Checkpoint:
 		end(ok, nil)
 		end(failed, nil)

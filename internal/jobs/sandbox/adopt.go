@@ -56,6 +56,9 @@ func Adopt(ctx context.Context, dir, runDir string, root proc.Ident, spec Spec) 
 // IsAdopted reports whether the job was adopted, and runs in no sandbox.
 func (p *Sandbox) IsAdopted() bool { return p.Adopted != nil }
 
+// AdoptedRuns reports whether the job was adopted, and its root process has not ended.
+func (p *Sandbox) AdoptedRuns() bool { return p.root != nil && !p.root.Exiting() }
+
 // attachAdopted finds an adopted job, and its keeper if that is there.
 func (p *Sandbox) attachAdopted() (_ *Sandbox, err error) {
 	if p.Adopted.Elsewhere() {

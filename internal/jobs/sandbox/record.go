@@ -133,7 +133,8 @@ type Record struct {
 	// Running says that the job has run in the sandbox: it was started there, or its restore is
 	// over. What has ended before was no job.
 	Running bool `json:"running"`
-	// Leaving says that a dump is to end the job. What has killed it then was no fault of it.
+	// Leaving says that the job was told to leave, or that a dump is to end it: how it ends then does
+	// not say whether it has finished.
 	Leaving bool `json:"leaving,omitempty"`
 	// Adopted is the root process of a job that was not started in a sandbox: see [Adopt].
 	Adopted *proc.Ident `json:"adopted,omitempty"`
@@ -158,6 +159,8 @@ func LastExit(dir string) (*Exit, error) {
 
 // SetRunning records that the job runs.
 func (p *Sandbox) SetRunning() error {
+	p.mutex.Lock()
+	defer p.mutex.Unlock()
 	if p.Running {
 		return nil
 	}
@@ -165,9 +168,14 @@ func (p *Sandbox) SetRunning() error {
 	return p.save()
 }
 
-// SetLeaving records that a dump is to end the job.
-func (p *Sandbox) SetLeaving() error {
-	p.Leaving = true
+// SetLeaving records whether the job is to leave: see [Record].
+func (p *Sandbox) SetLeaving(is bool) error {
+	p.mutex.Lock()
+	defer p.mutex.Unlock()
+	if p.Leaving == is {
+		return nil
+	}
+	p.Leaving = is
 	return p.save()
 }
 

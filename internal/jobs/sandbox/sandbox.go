@@ -12,6 +12,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"sync"
 	"syscall"
 	"time"
 
@@ -40,6 +41,8 @@ type Sandbox struct {
 	Dir  string        // of its records
 	init *proc.Process // of an adopted job, its keeper; nil if that has gone
 	root *proc.Process // of an adopted job; nil if it has ended
+
+	mutex sync.Mutex // of changes of the record
 }
 
 // New makes a sandbox that keeps its records in dir, an empty folder. runDir is for the hook in the

@@ -75,6 +75,9 @@ func (s *Store) checkName(name string) error {
 	return nil
 }
 
+// Number is the number that the name is: each checkpoint has a higher one than those before it.
+func (c Checkpoint) Number() uint64 { return number(c.Name) }
+
 // nameOf returns the name of the checkpoint with a number.
 func nameOf(number uint64) string { return fmt.Sprintf("%06d", number) }
 

@@ -1,0 +1,184 @@
+package run
+
+import (
+	"encoding/json"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"golang.org/x/sys/unix"
+
+	"cucriu/internal/testenv"
+)
+
+// exited waits until it is known how the job has ended.
+func (w *world) exited() {
+	w.t.Helper()
+	testenv.Eventually(w.t, 3*testenv.Soon, "the end of the job is on record", func() bool {
+		files, _ := filepath.Glob(filepath.Join(w.dir, "place-*", "exit.json"))
+		return len(files) > 0
+	})
+}
+
+// asks runs a cucriu command about the job beside the test. The channel has what it said.
+func (w *world) asks(host *testenv.Host, args ...string) <-chan string {
+	said := make(chan string, 1)
+	cmd := host.CucriuCommand(args...)
+	go func() {
+		out, _ := cmd.CombinedOutput()
+		said <- string(out)
+	}()
+	return said
+}
+
+// TestAJobToldToLeaveHasNotFinished although it ends with status 0, and its supervisor is killed
+// while a checkpoint is on its way to the store.
+func TestAJobToldToLeaveHasNotFinished(t *testing.T) {
+	testenv.Simulated(t, func(t *testing.T) {
+		w := newWorld(t)
+		r := w.run()
+		r.verified(1)
+		r.kill()
+		s := w.stopAt("jobs.staged")
+		r = w.runAs(s.host)
+		s.await(r)
+		r.signal(unix.SIGTERM)
+		r.says("got SIGTERM: D leaves this host")
+		w.stop(0) // as a program may at this signal
+		w.exited()
+		r.kill()
+		s.goOn()
+		if err := os.Remove(filepath.Join(w.work, "stop")); err != nil {
+			t.Fatal(err)
+		}
+		r = w.run()
+		r.resumed("")
+		w.finish(r)
+	})
+}
+
+// TestAJobThatCouldNotBeStoppedFinishes later, although it was to leave once.
+func TestAJobThatCouldNotBeStoppedFinishes(t *testing.T) {
+	testenv.Simulated(t, func(t *testing.T) {
+		w := emptyWorld(t)
+		w.command = []string{"sh", "-c", `cd "$0"; head -c 2000000 /dev/zero >big; exec 3<>big; : >grown; until [ -e stop ]; do sleep 0.1; done; echo one more >>ends`, w.work}
+		w.flags = []string{"--every", "0", "--files-limit", "1M"}
+		r := w.run()
+		r.awaits("the job has a large file open", func() bool { return testenv.Exists(filepath.Join(w.work, "grown")) })
+		if out, err := w.host.Cucriu("jobs", "stop", w.dir); err == nil || !strings.Contains(out, "was not stopped, and keeps running") {
+			t.Fatalf("%v: %s", err, out)
+		}
+		r.kill()
+		w.stop(0)
+		w.exited()
+		w.run().ends(0, "D has ended with exit status 0")
+		if data, _ := os.ReadFile(filepath.Join(w.work, "ends")); string(data) != "one more\n" {
+			t.Errorf("it has ended: %q", data)
+		}
+		w.nothingLeft()
+	})
+}
+
+// TestAJobThatFinishesWhileItIsStoppedHasFinished: nobody has told it to end.
+func TestAJobThatFinishesWhileItIsStoppedHasFinished(t *testing.T) {
+	testenv.Simulated(t, func(t *testing.T) {
+		w := newWorld(t)
+		w.flags = []string{"--every", "0"}
+		s := w.stopAt("dump.inspect")
+		r := w.runAs(s.host)
+		w.ticks(3)
+		said := w.asks(w.host, "jobs", "stop", w.dir)
+		s.await(r)
+		w.stop(0)
+		w.exited()
+		s.goOn()
+		r.ends(0, "D has ended with exit status 0")
+		if out := <-said; !strings.Contains(out, "was not stopped") && !strings.Contains(out, "has ended") {
+			t.Errorf("jobs stop: %s", out)
+		}
+		w.run().ends(0, "D has finished")
+		w.nothingLeft()
+	})
+}
+
+// TestAJobThatRunsHereIsNotGivenBack by a supervisor that ends before it has attached to it: another
+// host would take the job over without being asked to.
+func TestAJobThatRunsHereIsNotGivenBack(t *testing.T) {
+	testenv.Simulated(t, func(t *testing.T) {
+		w := newWorld(t)
+		r := w.run()
+		r.verified(1)
+		r.kill()
+		output := filepath.Join(w.dir, "output.log")
+		if err := os.Rename(output, output+".away"); err != nil {
+			t.Fatal(err)
+		}
+		if err := os.Mkdir(output, 0o700); err != nil {
+			t.Fatal(err)
+		}
+		w.run().ends(125, "output of the job")
+		data, err := os.ReadFile(filepath.Join(w.dir, "owner.json"))
+		var owner struct{ Released bool }
+		if err != nil || json.Unmarshal(data, &owner) != nil || owner.Released {
+			t.Errorf("the directory is given back: %v %s", err, data)
+		}
+		if err := os.Remove(output); err != nil {
+			t.Fatal(err)
+		}
+		if err := os.Rename(output+".away", output); err != nil {
+			t.Fatal(err)
+		}
+		r = w.run()
+		r.says("it is supervised again")
+		w.finish(r)
+	})
+}
+
+// TestAnImageIsNotLostToAClockOrAnError: the last image of a job that was ended becomes a checkpoint
+// although the newest one seems to be of later, and although it cannot be read at first.
+func TestAnImageIsNotLostToAClockOrAnError(t *testing.T) {
+	testenv.Simulated(t, func(t *testing.T) {
+		w := newWorld(t)
+		r := w.run()
+		r.verified(1)
+		r.kill()
+		newest := w.newest()
+		w.flags = []string{"--every", "0"}
+		s := w.stopAt("jobs.staged")
+		r = w.runAs(s.host)
+		r.says("it is supervised again")
+		r.signal(unix.SIGTERM)
+		s.await(r)
+		r.kill()
+		s.goOn()
+		staged, _ := filepath.Glob(filepath.Join(w.dir, "staged", "*", "image", "cucriu-job.json"))
+		if len(staged) != 1 {
+			t.Fatalf("staged: %v", staged)
+		}
+		edit(t, staged[0], func(of map[string]any) { of["begun"] = "2001-01-01T00:00:00Z" })
+		if err := os.Rename(staged[0], staged[0]+".away"); err != nil {
+			t.Fatal(err)
+		}
+		if err := os.Mkdir(staged[0], 0o700); err != nil {
+			t.Fatal(err)
+		}
+		w.run().ends(125, "could not be made a checkpoint", "run this command again, or remove that directory")
+		if err := os.Remove(staged[0]); err != nil {
+			t.Fatal(err)
+		}
+		if err := os.Rename(staged[0]+".away", staged[0]); err != nil {
+			t.Fatal(err)
+		}
+		r = w.run()
+		r.says("was made from the image that an earlier supervisor had staged")
+		r.resumed(w.newest())
+		if w.newest() <= newest {
+			t.Errorf("the newest checkpoint was %s, and is %s", newest, w.newest())
+		}
+		w.finish(r)
+		if again := inOrder(t, w); again != 0 {
+			t.Errorf("%d ticks were done twice", again)
+		}
+	})
+}
