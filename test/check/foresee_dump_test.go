@@ -22,7 +22,7 @@ func TestADirectoryThatADumpCannotUseIsForetold(t *testing.T) {
 		job := host.Start(1)
 		dir := t.TempDir()
 		full, file, mount := filepath.Join(dir, "full"), filepath.Join(dir, "file"), filepath.Join(dir, "mount")
-		testenv.SmallDisk(t, mount, "512m")
+		testenv.SmallDisk(t, mount, "2g")
 		readOnly := filepath.Join(dir, "read-only")
 		testenv.SmallDisk(t, readOnly, "512m")
 		if out, err := exec.Command("mount", "-o", "remount,ro", readOnly).CombinedOutput(); err != nil {
