@@ -325,9 +325,12 @@ func JobOf(t *testing.T, pid int) *Job { return &Job{t: t, PID: pid} }
 // Root returns the pid of the root as an argument for criu -t.
 func (j *Job) Root() string { return strconv.Itoa(j.PID) }
 
-// Kill ends the whole job and waits until the pid of its root is free.
+// Kill ends the whole job and waits until the pids of its tree are free.
 func (j *Job) Kill() {
 	j.t.Helper()
+	pids, _ := proc.Tree(j.PID) // it may have ended
 	_ = unix.Kill(-j.PID, unix.SIGKILL)
-	Eventually(j.t, Soon, "the job is gone", j.Gone)
+	Eventually(j.t, Soon, "the job is gone", func() bool {
+		return j.Gone() && !slices.ContainsFunc(pids, func(pid int) bool { return processState(pid) != 0 })
+	})
 }

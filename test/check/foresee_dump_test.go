@@ -24,7 +24,7 @@ func TestADirectoryThatADumpCannotUseIsForetold(t *testing.T) {
 		full, file, mount := filepath.Join(dir, "full"), filepath.Join(dir, "file"), filepath.Join(dir, "mount")
 		testenv.SmallDisk(t, mount, "2g")
 		readOnly := filepath.Join(dir, "read-only")
-		testenv.SmallDisk(t, readOnly, "512m")
+		testenv.SmallDisk(t, readOnly, "2g")
 		if out, err := exec.Command("mount", "-o", "remount,ro", readOnly).CombinedOutput(); err != nil {
 			t.Fatalf("%v: %s", err, out)
 		}
