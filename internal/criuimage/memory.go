@@ -27,10 +27,9 @@ func readPagemap(dir, name string) (pagemap.Map, error) {
 	return m, nil
 }
 
-// pagesOf returns the images with the memory of a process that its pagemap names. It refuses files
-// of pages that are too short: criu waits forever for what is missing there.
-func pagesOf(dir string, pid int) ([]string, error) {
-	name := fmt.Sprintf("pagemap-%d.img", pid)
+// pagesOf returns the images with memory that a pagemap names. It refuses files of pages that are too
+// short: criu waits forever for what is missing there.
+func pagesOf(dir, name string) ([]string, error) {
 	m, err := readPagemap(dir, name)
 	if errors.Is(err, pagemap.ErrUnknown) {
 		return nil, nil // criu judges it itself

@@ -89,7 +89,7 @@ func TestTheImagesOfMemoryAreNamed(t *testing.T) {
 				t.Fatal(err)
 			}
 			test.make(t, dir, parent)
-			names, err := pagesOf(dir, 7)
+			names, err := pagesOf(dir, "pagemap-7.img")
 			got := strings.Join(names, " ")
 			if err != nil {
 				got = err.Error()

@@ -113,6 +113,17 @@ func (t Tree) CheckFiles(dir string) error {
 		}
 		names = append(names, more...)
 	}
+	shared, err := filepath.Glob(filepath.Join(dir, "pagemap-shmem-*.img"))
+	if err != nil {
+		return err
+	}
+	for _, path := range shared {
+		more, err := pagesOf(dir, filepath.Base(path))
+		if err != nil {
+			return err
+		}
+		names = append(names, more...)
+	}
 	for _, name := range names {
 		if _, err := os.Stat(filepath.Join(dir, name)); err != nil {
 			return missing(dir, name, err)
@@ -128,7 +139,7 @@ func namedBy(dir string, pid int) ([]string, error) {
 	if err != nil {
 		return nil, err
 	}
-	pages, err := pagesOf(dir, pid)
+	pages, err := pagesOf(dir, fmt.Sprintf("pagemap-%d.img", pid))
 	return append(pages, fmt.Sprintf("fdinfo-%d.img", ids.GetFilesId())), err
 }
 

@@ -39,7 +39,7 @@ func TestTakenPIDsAreForetold(t *testing.T) {
 func TestAnImageThatLacksFilesIsForetold(t *testing.T) {
 	testenv.Isolated(t, func(t *testing.T) {
 		host := testenv.NewHost(t, 1)
-		job := host.Start(1)
+		job := host.Start(1, "--loaders", "2") // which share memory
 		tids, err := proc.Threads(job.PID)
 		if err != nil || len(tids) < 2 {
 			t.Fatalf("threads %v: %v", tids, err)
@@ -56,7 +56,9 @@ func TestAnImageThatLacksFilesIsForetold(t *testing.T) {
 			if err != nil || len(found) == 0 {
 				t.Fatalf("%s: %v", pattern, err)
 			}
-			names = append(names, filepath.Base(found[0]))
+			for _, path := range found {
+				names = append(names, filepath.Base(path))
+			}
 		}
 		for _, name := range names {
 			path := filepath.Join(images, name)
