@@ -2,6 +2,7 @@ package run
 
 import (
 	"encoding/json"
+	"errors"
 	"os"
 	"path/filepath"
 	"strings"
@@ -30,6 +31,21 @@ func (w *world) asks(host *testenv.Host, args ...string) <-chan string {
 		said <- string(out)
 	}()
 	return said
+}
+
+// unreadable puts a directory in the place of a file, so that root cannot read it either, until the
+// function that it returns is called.
+func unreadable(t *testing.T, path string) (readable func()) {
+	t.Helper()
+	if err := errors.Join(os.Rename(path, path+".away"), os.Mkdir(path, 0o700)); err != nil {
+		t.Fatal(err)
+	}
+	return func() {
+		t.Helper()
+		if err := errors.Join(os.Remove(path), os.Rename(path+".away", path)); err != nil {
+			t.Fatal(err)
+		}
+	}
 }
 
 // TestAJobToldToLeaveHasNotFinished although it ends with status 0, and its supervisor is killed
@@ -110,25 +126,14 @@ func TestAJobThatRunsHereIsNotGivenBack(t *testing.T) {
 		r := w.run()
 		r.verified(1)
 		r.kill()
-		output := filepath.Join(w.dir, "output.log")
-		if err := os.Rename(output, output+".away"); err != nil {
-			t.Fatal(err)
-		}
-		if err := os.Mkdir(output, 0o700); err != nil {
-			t.Fatal(err)
-		}
+		readable := unreadable(t, filepath.Join(w.dir, "output.log"))
 		w.run().ends(125, "output of the job")
 		data, err := os.ReadFile(filepath.Join(w.dir, "owner.json"))
 		var owner struct{ Released bool }
 		if err != nil || json.Unmarshal(data, &owner) != nil || owner.Released {
 			t.Errorf("the directory is given back: %v %s", err, data)
 		}
-		if err := os.Remove(output); err != nil {
-			t.Fatal(err)
-		}
-		if err := os.Rename(output+".away", output); err != nil {
-			t.Fatal(err)
-		}
+		readable()
 		r = w.run()
 		r.says("it is supervised again")
 		w.finish(r)
@@ -157,19 +162,9 @@ func TestAnImageIsNotLostToAClockOrAnError(t *testing.T) {
 			t.Fatalf("staged: %v", staged)
 		}
 		edit(t, staged[0], func(of map[string]any) { of["begun"] = "2001-01-01T00:00:00Z" })
-		if err := os.Rename(staged[0], staged[0]+".away"); err != nil {
-			t.Fatal(err)
-		}
-		if err := os.Mkdir(staged[0], 0o700); err != nil {
-			t.Fatal(err)
-		}
+		readable := unreadable(t, staged[0])
 		w.run().ends(125, "could not be made a checkpoint", "run this command again, or remove that directory")
-		if err := os.Remove(staged[0]); err != nil {
-			t.Fatal(err)
-		}
-		if err := os.Rename(staged[0]+".away", staged[0]); err != nil {
-			t.Fatal(err)
-		}
+		readable()
 		r = w.run()
 		r.says("was made from the image that an earlier supervisor had staged")
 		r.resumed(w.newest())
