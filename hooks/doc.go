@@ -76,7 +76,7 @@
 //
 // # The one way back
 //
-// It is the same foreverybody (internal/engine/back.go): a dump that fails, post-resume, the
+// It is the same for everybody (internal/engine/back.go): a dump that fails, post-resume, the
 // watcher, and the commands unlock, resume and recover take it, from whatever state the processes
 // are in. After a restore or a resume there are GPU pairs.
 //

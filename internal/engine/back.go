@@ -224,7 +224,7 @@ func (b *wayBack) letOthersRun(context.Context) error {
 // pause freezes a container again if it was paused before.
 func (b *wayBack) pause(ctx context.Context) error { return FreezeAll(ctx, b.toPause) }
 
-// parallel does a step forevery process with CUDA state. A process that ends meanwhile has no way back
+// parallel does a step for every process with CUDA state. A process that ends meanwhile has no way back
 // and needs none; only on a restore is its end an error.
 func (b *wayBack) parallel(do func(*Target) error) error {
 	return Parallel(b.cuda, func(t *Target) error {

@@ -73,7 +73,7 @@ func (s *Suspension) lookAgain() error {
 		return err
 	}
 	if errs := findings.Force(slices.Concat(s.Force, s.Config.Force)).Of(preflight.SeverityError); len(errs) > 0 {
-		return fmt.Errorf("it was started after the inspection: %s", errs[0])
+		return fmt.Errorf("found after the inspection: %s", errs[0])
 	}
 	return nil
 }

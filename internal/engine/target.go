@@ -163,7 +163,7 @@ func coresFor(processes int) int {
 // but enough to give work to the cores that one process cannot use.
 func fillsAtOnce() int { return max(1, runtime.NumCPU()/mostCores) }
 
-// Parallel does one step for all targets at once and waits forevery one of them, whatever the others
+// Parallel does one step for all targets at once and waits for every one of them, whatever the others
 // return.
 func Parallel(targets []*Target, do func(*Target) error) error {
 	return ParallelUpTo(len(targets), len(targets), func(i int) error { return do(targets[i]) })

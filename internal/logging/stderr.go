@@ -12,7 +12,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Stderr is this program's standard error foreverything that it says: see [Writer].
+// Stderr is this program's standard error for everything that it says: see [Writer].
 var Stderr = sync.OnceValue(func() *Writer { return &Writer{to: os.Stderr} })
 
 const (

@@ -22,7 +22,7 @@ type Writer struct {
 	// SyncAlong says to start writing each chunk to the disk as soon as it is in its file,
 	// so that less is left to sync at the end.
 	SyncAlong bool
-	// Written, if it is set, is called forevery part of a file that is complete, in the order of the
+	// Written, if it is set, is called for every part of a file that is complete, in the order of the
 	// file: by several goroutines, one for each file, while the process is stopped.
 	Written func(f *os.File, offset, size int64)
 	// reserved says that the shards have more room than is written.

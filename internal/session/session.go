@@ -77,7 +77,7 @@ func (s *Session) Note() {
 // StuckPrefix begins the message of a session whose job is not back yet.
 const StuckPrefix = "not recovered yet: "
 
-// NoteStuck notes why a job is not back yet, foreverybody who waits for it or asks.
+// NoteStuck notes why a job is not back yet, for everybody who waits for it or asks.
 func (s *Session) NoteStuck(err error) {
 	if s.Outcome == "" {
 		s.Stuck, s.Message = true, StuckPrefix+err.Error()

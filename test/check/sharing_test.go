@@ -83,7 +83,7 @@ func TestSharingThatBeginsDuringADumpIsRefused(t *testing.T) {
 					}
 					images := testenv.NewImages(t)
 					out, err := testenv.Failing(t, host, c.point+"=run "+share, "dump", "-t", root, "-D", images)
-					if err == nil || !strings.Contains(out, "it was started after the inspection: "+preflight.FindingSharing) {
+					if err == nil || !strings.Contains(out, "found after the inspection: "+preflight.FindingSharing) {
 						t.Fatalf("cucriu dump: %v\n%s", err, out)
 					}
 					if _, err := os.Stat(filepath.Join(dir, "shared")); err != nil {

@@ -111,7 +111,7 @@ func TestWhatIsFoundAfterTheLockIsAFailure(t *testing.T) {
 		host.NVML("add 752")
 		host.Faults()
 		text := <-out
-		if code := cmd.ProcessState.ExitCode(); code != testenv.StatusFailed || !strings.Contains(text, "it was started after the inspection: peer-memory") {
+		if code := cmd.ProcessState.ExitCode(); code != testenv.StatusFailed || !strings.Contains(text, "found after the inspection: peer-memory") {
 			t.Errorf("exit status %d\n%s", code, text)
 		}
 		testenv.NotDumped(t, job, images)

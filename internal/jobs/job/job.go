@@ -145,7 +145,7 @@ const x32 = 0x40000000
 // without io_uring, and every other call is allowed. criu cannot dump an io_uring, and
 // libraries that can use one do without then.
 //
-// The call has the same number forevery architecture whose programs an x86-64 or arm64
+// The call has the same number for every architecture whose programs an x86-64 or arm64
 // kernel runs (x86-64, x32, i386; arm64, arm), so the filter need not look at it.
 func jobFilter() []unix.SockFilter {
 	const number = 0 // its offset in struct seccomp_data
