@@ -51,7 +51,15 @@ func startJobUnder(t *testing.T, p *hosts.Pair, on *hosts.Host, under []string, 
 			}
 		}
 	})
+	// It runs before its supervisor takes requests.
+	testenv.Eventually(t, testenv.Soon, "the job is listed as running", func() bool { return j.listed(on, "running") })
 	return j
+}
+
+// listed reports whether the only job of a host is in a state.
+func (j *longJob) listed(on *hosts.Host, state string) bool {
+	out, err := on.Try("cucriu", "jobs", "list")
+	return err == nil && strings.Contains(out, state)
 }
 
 // roots lists the job's processes on a host, without those of cucriu.

@@ -439,7 +439,7 @@ func (s State) lastDone(e Event) (State, []Action) {
 	switch {
 	case s.Asked != "" && e.Well && !s.Leave: // it has finished
 		s.Asked = ""
-		return s.goOn(e, []Action{Answer})
+		return s.goOn(e, []Action{Stay, Answer})
 	case s.Asked == AskMove && (e.OK || s.Gone):
 		return s.do(EndSandbox)
 	case s.Asked == AskStop && e.OK:
@@ -449,8 +449,8 @@ func (s State) lastDone(e Event) (State, []Action) {
 	case s.Asked != "": // whoever has asked is there, and can decide
 		s.Asked = ""
 		do := append(s.schedule(Last, false), Answer)
-		if !s.Leave {
-			do = append(do, Stay)
+		if !s.Leave { // which whoever has asked may rely on
+			do = append([]Action{Stay}, do...)
 		}
 		return s.goOn(e, do)
 	case s.Hurry || s.Tries == maxTries:

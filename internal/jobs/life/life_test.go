@@ -87,8 +87,14 @@ func TestTheSearchFindsWhatIsBroken(t *testing.T) {
 			next.Tries = min(next.Tries, 1)
 			return next, do
 		}, "comes round again"},
-		"a job that stays is noted to leave": {drop(Stay), "a job is noted to leave, and stays"},
-		"a job that leaves is not noted":     {drop(Hasten), "is not noted to leave"},
+		"a job that stays is noted to leave": {drop(Stay), "before it is noted that the job stays"},
+		"it is answered before it is noted": {func(s State, e Event, next State, do []Action) (State, []Action) {
+			if i := slices.Index(do, Stay); i >= 0 {
+				do = append(slices.Delete(slices.Clone(do), i, i+1), Stay)
+			}
+			return next, do
+		}, "before it is noted that the job stays"},
+		"a job that leaves is not noted": {drop(Hasten), "is not noted to leave"},
 		"a finished job is run again": {func(s State, e Event, next State, do []Action) (State, []Action) {
 			if s.Doing == Last && e.Well && !s.Leave {
 				return s.end(EndLeave)
@@ -188,6 +194,9 @@ func (w *world) do(a Action) {
 	case Answer, Refuse, AnswerAtEnd:
 		if !w.open {
 			w.fail("%s of no request", a)
+		}
+		if w.lives() && w.leaving && w.state.Idle() && !w.state.Leave {
+			w.fail("%s before it is noted that the job stays", a)
 		}
 		w.open = false
 	case StartGrace:
