@@ -319,25 +319,31 @@ func TestKilledAtAnyMomentNothingNewerIsLost(t *testing.T) {
 	root := startJob(t, order{Path: name(path), Flags: unix.O_RDWR})
 	checkpoint := save(t, root, Options{})
 	newer := strings.Repeat("b", size)
-	kills, inARow := 0, 0
+	write(t, path, newer)
+	begun := time.Now()
+	for _, cmd := range []*exec.Cmd{putBackProcess(t, checkpoint, -1), undoProcess(t, checkpoint, -1)} {
+		must(t, cmd.Run())
+	}
+	usual := time.Since(begun)
+
+	kills, most := 0, 0 // most is how many there may be until the end of a round
 	ends := func(cmd *exec.Cmd) bool {
 		must(t, cmd.Start())
-		most := 100 + 50*inARow // on a busy machine, too, one comes to its end some time
-		timer := time.AfterFunc(time.Duration(rand.IntN(most))*time.Millisecond, func() { _ = cmd.Process.Kill() })
-		err := cmd.Wait()
-		timer.Stop()
-		if err == nil {
-			inARow = 0
-			return true
+		if kills < most {
+			timer := time.AfterFunc(rand.N(usual), func() { _ = cmd.Process.Kill() })
+			defer timer.Stop()
 		}
-		inARow++
-		if kills++; !wasKilled(err) {
+		err := cmd.Wait()
+		if err != nil && !wasKilled(err) {
 			t.Fatal(err)
 		}
-		return false
+		if err != nil {
+			kills++
+		}
+		return err == nil
 	}
-	write(t, path, newer)
 	for range 15 {
+		most = kills + 6
 		for !ends(putBackProcess(t, checkpoint, -1)) {
 			for !ends(undoProcess(t, checkpoint, -1)) {
 			}
