@@ -48,13 +48,13 @@ func drawSelector(t *rapid.T, name string, set []cudackpt.GPU) Selector {
 		return drawName(t, name, set, i)
 	}
 	return rapid.SampledFrom([]Selector{
-		ByUUID(gpu(0xee, "", "").UUID), ByPCI("ff:1f.7"), ByIndex(len(set)),
+		byUUID(gpu(0xee, "", "").UUID), byPCI("ff:1f.7"), byIndex(len(set)),
 	}).Draw(t, name+" absent")
 }
 
 // drawName names one GPU of set in any of the three ways.
 func drawName(t *rapid.T, name string, set []cudackpt.GPU, i int) Selector {
-	return rapid.SampledFrom([]Selector{ByUUID(set[i].UUID), ByPCI(set[i].PCIBusID), ByIndex(i)}).Draw(t, name+" named")
+	return rapid.SampledFrom([]Selector{byUUID(set[i].UUID), byPCI(set[i].PCIBusID), byIndex(i)}).Draw(t, name+" named")
 }
 
 // drawJob draws any job: two sets that match, or two that need not, and rules that may
@@ -109,7 +109,7 @@ func drawPlannable(t *rapid.T) job {
 		}
 	}
 	if rapid.Bool().Draw(t, "has an unused rule") {
-		j.rules = append(j.rules, rule(ByIndex(n), ByIndex(99), 30))
+		j.rules = append(j.rules, rule(byIndex(n), byIndex(99), 30))
 	}
 	return j
 }

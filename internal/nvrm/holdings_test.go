@@ -191,7 +191,13 @@ func TestADeviceThatDoesNotAnswerIsUnknown(t *testing.T) {
 	}
 }
 
-func askAbout(pid int) Answer { return Ask(System, []int{pid}, []int{WidestGap}, nil) }
+func askAbout(pid int) Answer {
+	kernel := func(fd int, request uintptr, argument unsafe.Pointer) unix.Errno {
+		_, _, errno := unix.Syscall(unix.SYS_IOCTL, uintptr(fd), request, uintptr(argument))
+		return errno
+	}
+	return Ask(kernel, []int{pid}, []int{WidestGap}, nil)
+}
 
 func TestMemoryIsKnownByItsPlace(t *testing.T) {
 	const mib = 1 << 20

@@ -13,16 +13,16 @@ import (
 // ShareDescriptor returns a duplicate of one of the process's descriptors. It refers to the
 // same open file.
 func (p *Process) ShareDescriptor(fd int) (*os.File, error) {
-	shared, err := p.share(fd)
+	shared, err := p.DuplicateDescriptor(fd)
 	if err != nil {
 		return nil, fmt.Errorf("share descriptor %d of %v: %w", fd, p, err)
 	}
 	return os.NewFile(uintptr(shared), fmt.Sprintf("descriptor %d of %v", fd, p)), nil
 }
 
-// share does so without the Go runtime, which changes the mode of what it is given. The kernel
-// sets close-on-exec.
-func (p *Process) share(fd int) (shared int, err error) {
+// DuplicateDescriptor is ShareDescriptor without the Go runtime, which changes the mode of what it is
+// given. The kernel sets close-on-exec.
+func (p *Process) DuplicateDescriptor(fd int) (shared int, err error) {
 	err = p.control(func(pidfd int) (err error) {
 		shared, err = unix.PidfdGetfd(pidfd, fd, 0)
 		return err

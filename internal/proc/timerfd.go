@@ -52,7 +52,7 @@ func (p *Process) rearmTimer(fd int) error {
 			return err
 		}
 	}
-	own, err := p.share(fd)
+	own, err := p.DuplicateDescriptor(fd)
 	if err != nil {
 		return err
 	}

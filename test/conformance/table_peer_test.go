@@ -97,7 +97,7 @@ func holds(want nvrm.Holdings) row {
 			if err != nil {
 				return "", err
 			}
-			answer := nvrm.Ask(nvrm.System, []int{pid}, []int{nvrm.WidestGap}, nil)
+			answer := nvrm.Ask(b.driver.Ioctl(), []int{pid}, []int{nvrm.WidestGap}, nil)
 			if answer.Holdings[0] == nil {
 				return "", fmt.Errorf("not all of it was found: %w", answer.Err)
 			}

@@ -33,7 +33,7 @@ func TestTextThatIsNoPCIAddressIsRefused(t *testing.T) {
 		"", "41", "41:00", "0000:41:00", "41:00.8", "41:20.0", "4g:00.0", ":41:00.0", "000000000:41:00.0",
 		"0000:0041:00.0", "0000:41:00.0.0", "0000:41:00.00", "+1:41:00.0", "0x0:41:00.0", "0000:41:00.0 ", "0:0000:41:00.0",
 	} {
-		if err := ByPCI(text).Validate(); err == nil {
+		if err := byPCI(text).Validate(); err == nil {
 			t.Errorf("%q passed as a PCI address", text)
 		}
 	}
