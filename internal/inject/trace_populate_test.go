@@ -73,13 +73,9 @@ func startMapper(t *testing.T) *mapper {
 	cmd := exec.Command("/proc/self/exe")
 	cmd.Env = append(os.Environ(), "CRIUUTIL_TARGET=mapper")
 	fromUs, ask, err := os.Pipe()
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	answers, fromIt, err := os.Pipe()
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	cmd.ExtraFiles = []*os.File{fromUs, fromIt}
 	out, err := cmd.StdoutPipe()
 	if err == nil {
@@ -87,9 +83,7 @@ func startMapper(t *testing.T) *mapper {
 	}
 	fromUs.Close()
 	fromIt.Close()
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	t.Cleanup(func() {
 		_ = cmd.Process.Kill()
 		_ = cmd.Wait()
@@ -101,9 +95,7 @@ func startMapper(t *testing.T) *mapper {
 		t.Fatal(err)
 	}
 	p.Process = open(t, cmd.Process.Pid)
-	if err := proc.Stop(t.Context(), p.Process); err != nil {
-		t.Fatal(err)
-	}
+	must(t, proc.Stop(t.Context(), p.Process))
 	return p
 }
 
@@ -167,9 +159,7 @@ func TestAMappingIsPopulatedByTheCallback(t *testing.T) {
 		return more
 	}
 	tracer := NewTracer()
-	if err := tracer.RunPopulating(p.tid, least, populate); err != nil {
-		t.Fatal(err)
-	}
+	must(t, tracer.RunPopulating(p.tid, least, populate))
 	for _, test := range []struct {
 		name        string
 		asked       mapping
@@ -199,12 +189,8 @@ func TestAMappingIsPopulatedByTheCallback(t *testing.T) {
 			t.Errorf("%s: %d of %d pages are there: %v", test.name, n, whole.Size()/page, err)
 		}
 	}
-	if err := tracer.Release(t.Context()); err != nil {
-		t.Fatal(err)
-	}
-	if err := proc.WaitStopped(t.Context(), p.Process); err != nil {
-		t.Fatal(err)
-	}
+	must(t, tracer.Release(t.Context()))
+	must(t, proc.WaitStopped(t.Context(), p.Process))
 }
 
 // keepMapping makes a mapper map all the time and counts the mappings. It fails the test,
@@ -254,23 +240,15 @@ func TestAPopulatingThreadIsReleasedAnywhere(t *testing.T) {
 	rounds := p.keepMapping(t)
 	for i := range 50 {
 		tracer := NewTracer()
-		if err := tracer.RunPopulating(p.tid, 1<<20, func(proc.Range) bool { return true }); err != nil {
-			t.Fatal(err)
-		}
+		must(t, tracer.RunPopulating(p.tid, 1<<20, func(proc.Range) bool { return true }))
 		if i%5 == 0 {
 			goesOn(t, rounds, "traced")
 		}
 		time.Sleep(time.Duration(i) * 29 * time.Microsecond) // to release it at a different point each time
-		if err := tracer.Release(t.Context()); err != nil {
-			t.Fatal(err)
-		}
-		if err := proc.WaitStopped(t.Context(), p.Process); err != nil {
-			t.Fatal(err)
-		}
+		must(t, tracer.Release(t.Context()))
+		must(t, proc.WaitStopped(t.Context(), p.Process))
 	}
-	if err := p.Signal(unix.SIGCONT); err != nil {
-		t.Fatal(err)
-	}
+	must(t, p.Signal(unix.SIGCONT))
 	goesOn(t, rounds, "continued")
 }
 
@@ -297,9 +275,7 @@ func TestATracerThatIsKilledLeavesAPopulatingThreadWhole(t *testing.T) {
 		if err == nil {
 			err = tracer.Start()
 		}
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		if _, err := fmt.Fscanln(out, new(string)); err != nil {
 			t.Fatalf("the tracer: %v", err)
 		}
@@ -310,13 +286,9 @@ func TestATracerThatIsKilledLeavesAPopulatingThreadWhole(t *testing.T) {
 		_ = tracer.Process.Kill()
 		_ = tracer.Wait()
 		// It is in the group-stop again, as before.
-		if err := proc.WaitStopped(t.Context(), p.Process); err != nil {
-			t.Fatal(err)
-		}
+		must(t, proc.WaitStopped(t.Context(), p.Process))
 	}
-	if err := p.Signal(unix.SIGCONT); err != nil {
-		t.Fatal(err)
-	}
+	must(t, p.Signal(unix.SIGCONT))
 	goesOn(t, rounds, "continued")
 }
 
@@ -329,9 +301,7 @@ func TestAProcessIsKilledBesideBothOfItsTracers(t *testing.T) {
 		t.Fatal("the mapping thread is to be another than the first")
 	}
 	lent, err := Borrow(t.Context(), p.PID, []int{p.PID}, filepath.Join(t.TempDir(), "threads"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	failed := make(chan error, 1)
 	tracer := NewTracer()
 	err = tracer.RunPopulating(p.tid, 1<<20, func(r proc.Range) bool {
@@ -341,9 +311,7 @@ func TestAProcessIsKilledBesideBothOfItsTracers(t *testing.T) {
 		failed <- lent.Madvise(t.Context(), []proc.Range{r}, unix.MADV_POPULATE_WRITE)
 		return false
 	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	go func() { _, _ = p.request(mapping{1 << 20, unix.MAP_PRIVATE | unix.MAP_ANONYMOUS | unix.MAP_POPULATE}) }()
 	select {
 	case err := <-failed:

@@ -84,20 +84,14 @@ func startTicking(t *testing.T) *ticking {
 	cmd.Env = append(os.Environ(), "CRIUUTIL_TARGET=1", "GOMAXPROCS=4")
 	for i := range target.pipes {
 		r, w, err := os.Pipe()
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		defer w.Close()
 		target.pipes[i] = r
 		cmd.ExtraFiles = append(cmd.ExtraFiles, w)
 	}
 	out, err := cmd.StdoutPipe()
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := cmd.Start(); err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
+	must(t, cmd.Start())
 	t.Cleanup(func() {
 		_ = cmd.Process.Kill()
 		_ = cmd.Wait()
@@ -107,9 +101,7 @@ func startTicking(t *testing.T) *ticking {
 		lines.Scan()
 		index, tid, _ := strings.Cut(lines.Text(), " ")
 		i, err := strconv.Atoi(index)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		target.tids[i], _ = strconv.Atoi(tid)
 	}
 	target.Process = open(t, cmd.Process.Pid)
@@ -131,9 +123,7 @@ func (p *ticking) ticks(t *testing.T, thread int, within time.Duration) bool {
 			return true
 		})
 	}
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	_ = pipe.SetReadDeadline(time.Now().Add(within))
 	_, err = pipe.Read(buffer)
 	if err != nil && !errors.Is(err, os.ErrDeadlineExceeded) {
@@ -158,22 +148,14 @@ func (p *ticking) want(t *testing.T, when string, threads ...bool) {
 func TestOneThreadOfAStoppedProcessRuns(t *testing.T) {
 	p := startTicking(t)
 	p.want(t, "at first", true, true)
-	if err := proc.Stop(t.Context(), p.Process); err != nil {
-		t.Fatal(err)
-	}
+	must(t, proc.Stop(t.Context(), p.Process))
 	p.want(t, "stopped", false, false)
 	for range 2 { // twice, with the same result
 		tracer := NewTracer()
-		if err := tracer.Run(p.tids[0]); err != nil {
-			t.Fatal(err)
-		}
+		must(t, tracer.Run(p.tids[0]))
 		p.want(t, "first thread traced", true, false)
-		if err := tracer.Release(t.Context()); err != nil {
-			t.Fatal(err)
-		}
-		if err := proc.WaitStopped(t.Context(), p.Process); err != nil {
-			t.Fatal(err)
-		}
+		must(t, tracer.Release(t.Context()))
+		must(t, proc.WaitStopped(t.Context(), p.Process))
 		p.want(t, "released", false, false)
 		if err := tracer.Release(t.Context()); err != nil {
 			t.Fatalf("a second release: %v", err)
@@ -182,48 +164,30 @@ func TestOneThreadOfAStoppedProcessRuns(t *testing.T) {
 			t.Fatal("a released tracer traces")
 		}
 	}
-	if err := p.Signal(unix.SIGCONT); err != nil {
-		t.Fatal(err)
-	}
+	must(t, p.Signal(unix.SIGCONT))
 	p.want(t, "continued", true, true)
 }
 
 func TestATracedThreadThatDiesIsNoError(t *testing.T) {
 	p := startTicking(t)
-	if err := proc.Stop(t.Context(), p.Process); err != nil {
-		t.Fatal(err)
-	}
+	must(t, proc.Stop(t.Context(), p.Process))
 	tracer := NewTracer()
-	if err := tracer.Run(p.tids[0]); err != nil {
-		t.Fatal(err)
-	}
-	if err := p.Signal(unix.SIGKILL); err != nil {
-		t.Fatal(err)
-	}
-	if err := p.WaitExit(t.Context()); err != nil {
-		t.Fatal(err)
-	}
-	if err := tracer.Release(t.Context()); err != nil {
-		t.Fatal(err)
-	}
+	must(t, tracer.Run(p.tids[0]))
+	must(t, p.Signal(unix.SIGKILL))
+	must(t, p.WaitExit(t.Context()))
+	must(t, tracer.Release(t.Context()))
 }
 
 func TestASecondTracerIsRefusedWithTheReason(t *testing.T) {
 	p := startTicking(t)
-	if err := proc.Stop(t.Context(), p.Process); err != nil {
-		t.Fatal(err)
-	}
+	must(t, proc.Stop(t.Context(), p.Process))
 	first, second := NewTracer(), NewTracer()
-	if err := first.Run(p.tids[0]); err != nil {
-		t.Fatal(err)
-	}
+	must(t, first.Run(p.tids[0]))
 	if err := second.Run(p.tids[0]); !errors.Is(err, unix.EPERM) || !strings.Contains(err.Error(), "debugger") {
 		t.Fatalf("second tracer: %v", err)
 	}
 	for _, tracer := range []*Tracer{first, second} {
-		if err := tracer.Release(t.Context()); err != nil {
-			t.Fatal(err)
-		}
+		must(t, tracer.Release(t.Context()))
 	}
 }
 
@@ -232,14 +196,10 @@ func TestStopEndsWithItsContext(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
 	// A traced thread is not in the group-stop and never gets there.
-	if err := proc.Stop(t.Context(), p.Process); err != nil {
-		t.Fatal(err)
-	}
+	must(t, proc.Stop(t.Context(), p.Process))
 	tracer := NewTracer()
 	defer tracer.Release(context.Background())
-	if err := tracer.Run(p.tids[0]); err != nil {
-		t.Fatal(err)
-	}
+	must(t, tracer.Run(p.tids[0]))
 	p.want(t, "traced", true, false)
 	if err := proc.WaitStopped(ctx, p.Process); !errors.Is(err, context.Canceled) {
 		t.Fatalf("wait: %v", err)
