@@ -226,7 +226,7 @@ func startTarget(t *testing.T, target string, threads int) *borrowable {
 	shared, err := os.CreateTemp(t.TempDir(), "board")
 	must(t, err)
 	defer shared.Close()
-	must(t, shared.Truncate(1 << 12))
+	must(t, shared.Truncate(1<<12))
 	p.board = mapBoard(int(shared.Fd()))
 	t.Cleanup(func() { _ = unix.MunmapPtr(unsafe.Pointer(p.board), unsafe.Sizeof(board{})) })
 	cmd := exec.Command("/proc/self/exe")

@@ -65,25 +65,23 @@ type mapper struct {
 	*proc.Process
 	tid     int
 	ask     io.Writer
-	answers io.Reader
+	answers *os.File
 }
 
 func startMapper(t *testing.T) *mapper {
 	t.Helper()
-	cmd := exec.Command("/proc/self/exe")
-	cmd.Env = append(os.Environ(), "CRIUUTIL_TARGET=mapper")
 	fromUs, ask, err := os.Pipe()
 	must(t, err)
+	defer fromUs.Close()
 	answers, fromIt, err := os.Pipe()
 	must(t, err)
+	defer fromIt.Close()
+	cmd := exec.Command("/proc/self/exe")
+	cmd.Env = append(os.Environ(), "CRIUUTIL_TARGET=mapper")
 	cmd.ExtraFiles = []*os.File{fromUs, fromIt}
 	out, err := cmd.StdoutPipe()
-	if err == nil {
-		err = cmd.Start()
-	}
-	fromUs.Close()
-	fromIt.Close()
 	must(t, err)
+	must(t, cmd.Start())
 	t.Cleanup(func() {
 		_ = cmd.Process.Kill()
 		_ = cmd.Wait()
@@ -91,9 +89,8 @@ func startMapper(t *testing.T) *mapper {
 		answers.Close()
 	})
 	p := &mapper{ask: ask, answers: answers}
-	if _, err := fmt.Fscan(out, &p.tid); err != nil {
-		t.Fatal(err)
-	}
+	_, err = fmt.Fscan(out, &p.tid)
+	must(t, err)
 	p.Process = open(t, cmd.Process.Pid)
 	must(t, proc.Stop(t.Context(), p.Process))
 	return p
@@ -101,6 +98,7 @@ func startMapper(t *testing.T) *mapper {
 
 func (p *mapper) request(m mapping) (mapped, error) {
 	var got mapped
+	_ = p.answers.SetReadDeadline(time.Now().Add(time.Minute))
 	err := binary.Write(p.ask, binary.NativeEndian, m)
 	if err == nil {
 		err = binary.Read(p.answers, binary.NativeEndian, &got)
@@ -227,11 +225,7 @@ func (p *mapper) keepMapping(t *testing.T) *atomic.Int64 {
 func goesOn(t *testing.T, rounds *atomic.Int64, when string) {
 	t.Helper()
 	from := rounds.Load()
-	for deadline := time.Now().Add(20 * time.Second); rounds.Load() < from+3; time.Sleep(time.Millisecond) {
-		if time.Now().After(deadline) {
-			t.Fatalf("%s: the thread is stuck after %d mappings", when, rounds.Load())
-		}
-	}
+	eventually(t, when+" thread maps on", func() bool { return rounds.Load() >= from+3 })
 }
 
 // TestAPopulatingThreadIsReleasedAnywhere: also in the middle of a system call.
