@@ -205,3 +205,49 @@ func TestWhatNVMLDoesNotListHoldsNothingOnlyIfItListsOthers(t *testing.T) {
 		}
 	}
 }
+
+func TestLibrariesThatMayUseAnIOUringAreKnown(t *testing.T) {
+	for path, want := range map[string]bool{
+		"/usr/lib/x86_64-linux-gnu/libuv.so.1.0.0":                                       true,
+		"/usr/lib/x86_64-linux-gnu/liburing.so.2.3":                                      true,
+		"/venv/lib/python3.11/site-packages/uvloop/loop.cpython-311-x86_64-linux-gnu.so": true,
+		"/venv/lib/python3.11/site-packages/torch/lib/libtorch_cpu.so":                   true,
+		"/usr/bin/node":                          true,
+		"/usr/bin/nodejs":                        true,
+		"/usr/lib/x86_64-linux-gnu/libc.so.6":    false,
+		"/home/user/node/train.bin":              false,
+		"/usr/lib/x86_64-linux-gnu/libcuda.so.1": false,
+	} {
+		if got := ringUser.MatchString(path); got != want {
+			t.Errorf("%s: %v", path, got)
+		}
+	}
+}
+
+// TestAStateIsMendedByWhatItsRemedySays: recover mends none of them, because no session holds the
+// process, and resume cannot mend what the driver has given up.
+func TestAStateIsMendedByWhatItsRemedySays(t *testing.T) {
+	for state, says := range map[cudackpt.State]string{
+		cudackpt.StateLocked:        "cucriu unlock -p 42 ",
+		cudackpt.StateCheckpointed:  "cucriu resume -p 42 --force",
+		cudackpt.StateFailed:        "end it, and restore it from an image",
+		cudackpt.StateCheckpointing: "wait until that is over",
+		cudackpt.StateRestoring:     "wait until that is over",
+	} {
+		t.Run(state.String(), func(t *testing.T) {
+			p := &Process{Name: "a"}
+			p.PID = 42
+			findings := StateFindings(p, state)
+			if len(findings) != 1 || findings[0].Severity != preflight.SeverityError || !strings.Contains(findings[0].Message, state.String()) {
+				t.Fatalf("%+v", findings)
+			}
+			remedy := findings[0].Remedy
+			if !strings.Contains(remedy, says) || strings.Contains(remedy, "recover") || state == cudackpt.StateFailed && strings.Contains(remedy, "cucriu") {
+				t.Errorf("the remedy is %q", remedy)
+			}
+		})
+	}
+	if findings := StateFindings(&Process{}, cudackpt.StateRunning); len(findings) > 0 {
+		t.Errorf("a process that runs: %+v", findings)
+	}
+}

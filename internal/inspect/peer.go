@@ -29,16 +29,11 @@ import (
 // bytes.
 const peerLeast = 512 << 20
 
-// The frameworks. They are told apart by the libraries that a process maps.
-const (
-	pyTorch = "PyTorch"
-	jax     = "JAX"
+// The frameworks are told apart by the libraries that a process maps.
+var (
+	pyTorchFile = regexp.MustCompile(`/(libtorch|libc10)[^/]*\.so[^/]*$`)
+	jaxFile     = regexp.MustCompile(`/(jaxlib|jax_plugins)/.*\.so[^/]*$|/(xla_extension|xla_cuda_plugin|libjax_common|_jax)[^/]*\.so[^/]*$`)
 )
-
-var frameworkFiles = map[string]*regexp.Regexp{
-	pyTorch: regexp.MustCompile(`/(libtorch|libc10)[^/]*\.so[^/]*$`),
-	jax:     regexp.MustCompile(`/(jaxlib|jax_plugins)/.*\.so[^/]*$|/(xla_extension|xla_cuda_plugin|libjax_common|_jax)[^/]*\.so[^/]*$`),
-}
 
 // peerUse is what can be seen of a process that may have peer access between GPUs.
 type peerUse struct {
@@ -49,9 +44,9 @@ type peerUse struct {
 	models map[cudackpt.UUID]string // of the GPUs
 	// mapped are the device nodes of the GPUs on which the process has a context, judged by its
 	// mappings.
-	mapped      []string
-	frameworks  []string
-	environment []string // as the process was started
+	mapped       []string
+	pyTorch, jax bool     // it uses these frameworks
+	environment  []string // as the process was started
 	// newName says that its PyTorch reads the allocator's settings from PYTORCH_ALLOC_CONF too.
 	// Older versions do not know that name.
 	newName bool
@@ -85,12 +80,7 @@ func (s *snapshot) peersOf(processes []Process, listed []map[cudackpt.UUID]uint6
 
 // lookAt looks at the process for what may show that it is harmless.
 func (u *peerUse) lookAt(l *look) {
-	for name, file := range frameworkFiles {
-		if len(l.matching(file)) > 0 {
-			u.frameworks = append(u.frameworks, name)
-		}
-	}
-	slices.Sort(u.frameworks)
+	u.pyTorch, u.jax = l.maps(pyTorchFile), l.maps(jaxFile)
 	u.mapped = contextNodes(l.mapped)
 	u.models = make(map[cudackpt.UUID]string)
 	for _, gpu := range u.of.GPUs {
@@ -181,7 +171,7 @@ const (
 // expandable reports whether PyTorch is the only framework that allocates memory in the
 // process, and was told to allocate it in handles of 20 MiB.
 func (u peerUse) expandable() bool {
-	if !slices.Equal(u.frameworks, []string{pyTorch}) {
+	if !u.pyTorch || u.jax {
 		return false
 	}
 	is := func(value string) bool { return allocatorSetting(value, "expandable_segments") == "True" }
@@ -221,9 +211,9 @@ func contextLeast(model string) uint64 {
 func (u peerUse) advice() string {
 	const oneGPU = "CUDA_VISIBLE_DEVICES naming one GPU for each process"
 	switch {
-	case slices.Contains(u.frameworks, jax):
+	case u.jax:
 		return "start it with " + oneGPU + "; with several, XLA_PYTHON_CLIENT_PREALLOCATE=false is enough only while no array takes 512 MiB"
-	case slices.Contains(u.frameworks, pyTorch):
+	case u.pyTorch:
 		return "start it with " + pyTorchOldName + "=expandable_segments:True, or with " + oneGPU
 	}
 	return "start it with " + oneGPU + ", or let it allocate in parts below 512 MiB"

@@ -8,6 +8,7 @@ import (
 
 	"cucriu/cudackpt"
 	"cucriu/hooks/preflight"
+	"cucriu/internal/nvrm"
 	"cucriu/internal/proc"
 )
 
@@ -19,7 +20,6 @@ func TestPeerFindings(t *testing.T) {
 	}
 	env := strings.Fields
 	hopper := map[cudackpt.UUID]string{a: "NVIDIA H200", b: "NVIDIA H100 80GB HBM3"}
-	torch, both := []string{pyTorch}, []string{jax, pyTorch}
 	const expandable = "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True"
 	for _, test := range []struct {
 		name    string
@@ -41,21 +41,21 @@ func TestPeerFindings(t *testing.T) {
 		{"not listed, with two GPUs mapped", peerUse{mapped: []string{"/dev/nvidia0", "/dev/nvidia1"}}, true, ""},
 		{"not listed, without a context", peerUse{}, false, ""},
 
-		{"PyTorch", peerUse{listed: on(large, large), frameworks: torch}, true, expandable},
-		{"JAX", peerUse{listed: on(large, large), frameworks: []string{jax}}, true, "XLA_PYTHON_CLIENT_PREALLOCATE=false"},
-		{"PyTorch with expandable segments", peerUse{listed: on(large, large), frameworks: torch, environment: env(expandable)}, false, ""},
-		{"and other settings", peerUse{listed: on(large, large), frameworks: torch, environment: env("A=b PYTORCH_CUDA_ALLOC_CONF=max_split_size_mb:128,expandable_segments:True")}, false, ""},
-		{"switched off", peerUse{listed: on(large, large), frameworks: torch, environment: env("PYTORCH_CUDA_ALLOC_CONF=expandable_segments:False")}, true, ""},
-		{"switched off again", peerUse{listed: on(large, large), frameworks: torch, environment: env("PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True,expandable_segments:False")}, true, ""},
-		{"written as PyTorch does not read it", peerUse{listed: on(large, large), frameworks: torch, environment: env("PYTORCH_CUDA_ALLOC_CONF=expandable_segments:true")}, true, ""},
+		{"PyTorch", peerUse{listed: on(large, large), pyTorch: true}, true, expandable},
+		{"JAX", peerUse{listed: on(large, large), jax: true}, true, "XLA_PYTHON_CLIENT_PREALLOCATE=false"},
+		{"PyTorch with expandable segments", peerUse{listed: on(large, large), pyTorch: true, environment: env(expandable)}, false, ""},
+		{"and other settings", peerUse{listed: on(large, large), pyTorch: true, environment: env("A=b PYTORCH_CUDA_ALLOC_CONF=max_split_size_mb:128,expandable_segments:True")}, false, ""},
+		{"switched off", peerUse{listed: on(large, large), pyTorch: true, environment: env("PYTORCH_CUDA_ALLOC_CONF=expandable_segments:False")}, true, ""},
+		{"switched off again", peerUse{listed: on(large, large), pyTorch: true, environment: env("PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True,expandable_segments:False")}, true, ""},
+		{"written as PyTorch does not read it", peerUse{listed: on(large, large), pyTorch: true, environment: env("PYTORCH_CUDA_ALLOC_CONF=expandable_segments:true")}, true, ""},
 		{"the setting without PyTorch", peerUse{listed: on(large, large), environment: env(expandable)}, true, ""},
-		{"the setting, and JAX beside it", peerUse{listed: on(large, large), frameworks: both, environment: env(expandable)}, true, ""},
-		{"the new name", peerUse{listed: on(large, large), frameworks: torch, newName: true, environment: env("PYTORCH_ALLOC_CONF=expandable_segments:True")}, false, ""},
-		{"the new name, which its PyTorch does not read", peerUse{listed: on(large, large), frameworks: torch, environment: env("PYTORCH_ALLOC_CONF=expandable_segments:True")}, true, ""},
-		{"both names, of which one says no", peerUse{listed: on(large, large), frameworks: torch, newName: true, environment: env("PYTORCH_ALLOC_CONF=a:b " + expandable)}, true, ""},
+		{"the setting, and JAX beside it", peerUse{listed: on(large, large), pyTorch: true, jax: true, environment: env(expandable)}, true, ""},
+		{"the new name", peerUse{listed: on(large, large), pyTorch: true, newName: true, environment: env("PYTORCH_ALLOC_CONF=expandable_segments:True")}, false, ""},
+		{"the new name, which its PyTorch does not read", peerUse{listed: on(large, large), pyTorch: true, environment: env("PYTORCH_ALLOC_CONF=expandable_segments:True")}, true, ""},
+		{"both names, of which one says no", peerUse{listed: on(large, large), pyTorch: true, newName: true, environment: env("PYTORCH_ALLOC_CONF=a:b " + expandable)}, true, ""},
 
-		{"little, of PyTorch's pools", peerUse{listed: on(1<<20, 1<<20), frameworks: torch, environment: env("PYTORCH_CUDA_ALLOC_CONF=backend:cudaMallocAsync")}, true, ""},
-		{"little, of JAX's pools", peerUse{listed: on(1<<20, 1<<20), frameworks: []string{jax}, environment: env("XLA_PYTHON_CLIENT_ALLOCATOR=cuda_async")}, true, ""},
+		{"little, of PyTorch's pools", peerUse{listed: on(1<<20, 1<<20), pyTorch: true, environment: env("PYTORCH_CUDA_ALLOC_CONF=backend:cudaMallocAsync")}, true, ""},
+		{"little, of JAX's pools", peerUse{listed: on(1<<20, 1<<20), jax: true, environment: env("XLA_PYTHON_CLIENT_ALLOCATOR=cuda_async")}, true, ""},
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			test.use.of = &Process{Ident: proc.Ident{PID: 7}}
@@ -91,5 +91,35 @@ func TestAContextIsToldFromAnInitializedDriverByTheMappings(t *testing.T) {
 	}
 	if diff := cmp.Diff([]string{"/dev/nvidia1"}, contextNodes(append(initialized, mapped("/dev/nvidia1", 2<<20)))); diff != "" {
 		t.Error(diff)
+	}
+}
+
+// TestHoldingFindings: every row was measured on two H200s, with what became of the process.
+func TestHoldingFindings(t *testing.T) {
+	two, one := []cudackpt.GPU{{UUID: cudackpt.UUID{1}}, {UUID: cudackpt.UUID{2}}}, []cudackpt.GPU{{UUID: cudackpt.UUID{1}}}
+	for _, test := range []struct {
+		name     string
+		gpus     []cudackpt.GPU
+		holdings nvrm.Holdings
+		want     string
+	}{
+		{"two contexts", two, nvrm.Holdings{}, ""},
+		{"peer access and small allocations", two, nvrm.Holdings{PeerAccess: 1}, ""},
+		{"large allocations without peer access", two, nvrm.Holdings{Fabric: 2}, "peer-memory=warning"},
+		{"large allocations, and one GPU to see", one, nvrm.Holdings{Fabric: 1}, ""},
+		{"peer access to large allocations", two, nvrm.Holdings{PeerAccess: 1, Fabric: 2, FabricShared: 2}, "peer-memory=error"},
+		{"a pool with peer access", two, nvrm.Holdings{PeerAccess: 1, Pools: 2}, "peer-memory=error"},
+		{"host NUMA memory", one, nvrm.Holdings{HostNUMA: 1}, "host-numa-memory=error"},
+		{"what looks like it in any process on two GPUs", two, nvrm.Holdings{PeerAccess: 1, HostNUMA: 4}, ""},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			m, listed := &Process{GPUs: test.gpus}, make(map[cudackpt.UUID]uint64)
+			for _, gpu := range test.gpus {
+				listed[gpu.UUID] = 1 << 30
+			}
+			if got := severities(peerUse{of: m, holdings: &test.holdings, listed: listed}.findings()); got != test.want {
+				t.Fatalf("%q, want %q", got, test.want)
+			}
+		})
 	}
 }

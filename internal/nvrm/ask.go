@@ -39,6 +39,20 @@ type asker interface {
 	control(client, object, command uint32, parameters unsafe.Pointer, size uintptr) (status uint32, err error)
 }
 
+// query asks with parameters that the answer overwrites.
+func query[T any](a asker, client, object, command uint32, parameters *T) (status uint32, err error) {
+	return a.control(client, object, command, unsafe.Pointer(parameters), unsafe.Sizeof(*parameters))
+}
+
+// mustQuery asks a question that must be answered.
+func mustQuery[T any](a asker, client, object, command uint32, parameters *T) error {
+	status, err := query(a, client, object, command, parameters)
+	if err == nil && status != statusOK {
+		err = fmt.Errorf("%w: command %#x: status %#x", ErrUnknown, command, status)
+	}
+	return err
+}
+
 // controlFile is an open /dev/nvidiactl.
 type controlFile struct {
 	fd    int

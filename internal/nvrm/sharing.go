@@ -4,7 +4,6 @@ import (
 	"errors"
 	"fmt"
 	"slices"
-	"unsafe"
 
 	"golang.org/x/sys/unix"
 )
@@ -194,7 +193,7 @@ func account(processes []*process) (others []*process, err error) {
 			kind, class, count uint32
 			pids               [mostPIDs]uint32
 		}{class: classSubdevice}
-		if err := ask(g, g.handle, g.subdevice, getPIDs, unsafe.Pointer(users), unsafe.Sizeof(*users)); err != nil {
+		if err := mustQuery(g, g.handle, g.subdevice, getPIDs, users); err != nil {
 			return nil, err
 		}
 		if users.count >= mostPIDs {
@@ -216,7 +215,7 @@ func account(processes []*process) (others []*process, err error) {
 			for i, p := range some {
 				list.infos[i].pid = uint32(p.pid)
 			}
-			if err := ask(g, g.handle, g.subdevice, getPIDInfo, unsafe.Pointer(list), unsafe.Sizeof(*list)); err != nil {
+			if err := mustQuery(g, g.handle, g.subdevice, getPIDInfo, list); err != nil {
 				return nil, err
 			}
 			for i, p := range some {
@@ -230,15 +229,6 @@ func account(processes []*process) (others []*process, err error) {
 		}
 	}
 	return slices.DeleteFunc(others, func(p *process) bool { return p.total == 0 }), nil
-}
-
-// ask asks a question that must be answered.
-func ask(a asker, client, object, command uint32, parameters unsafe.Pointer, size uintptr) error {
-	status, err := a.control(client, object, command, parameters, size)
-	if err == nil && status != statusOK {
-		err = fmt.Errorf("%w: command %#x: status %#x", ErrUnknown, command, status)
-	}
-	return err
 }
 
 // shares finds who has the same memory.
