@@ -275,37 +275,6 @@ func TestFillingKeepsItsRank(t *testing.T) {
 	})
 }
 
-func TestEverythingStaysWhereEverythingIsVisible(t *testing.T) {
-	rapid.Check(t, func(t *rapid.T) {
-		captured := drawSet(t, "captured")
-		known := make(map[cudackpt.UUID]bool)
-		for _, g := range captured {
-			known[g.UUID] = true
-		}
-		visible := slices.Clone(captured)
-		for _, g := range drawSet(t, "more") {
-			if !known[g.UUID] {
-				visible = append(visible, g)
-			}
-		}
-		inOrder, err := Make(captured, visible, nil, FillUnmapped)
-		if err != nil || !staysPut(inOrder) {
-			t.Fatalf("not the identity: %v, %v", inOrder.Explain(), err)
-		}
-		var old []cudackpt.UUID
-		for _, g := range captured {
-			old = append(old, g.UUID)
-		}
-		if pairs := inOrder.Pairs(old); pairs != nil {
-			t.Fatalf("the identity in order is sent as %v", pairs)
-		}
-		shuffled, err := Make(captured, rapid.Permutation(visible).Draw(t, "visible"), nil, FillUnmapped)
-		if err != nil || !staysPut(shuffled) {
-			t.Fatalf("not the identity: %v, %v", shuffled.Explain(), err)
-		}
-	})
-}
-
 func TestMakeIsDeterministicAndLeavesItsInputAlone(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		j := drawJob(t)
@@ -367,9 +336,4 @@ func TestPairsCoverExactlyWhatAProcessCaptured(t *testing.T) {
 			}
 		}
 	})
-}
-
-// staysPut reports whether every GPU of a plan stays where it was.
-func staysPut(p Plan) bool {
-	return !slices.ContainsFunc(p.Assignments, func(a Assignment) bool { return a.From.UUID != a.To.UUID })
 }

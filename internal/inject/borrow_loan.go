@@ -6,12 +6,12 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"os"
 	"path/filepath"
 
 	"github.com/google/renameio/v2"
 	"golang.org/x/sys/unix"
 
+	"cucriu/internal/durable"
 	"cucriu/internal/proc"
 )
 
@@ -232,10 +232,7 @@ func (s savedThreads) write(path string) error {
 
 func readSavedThreads(path string) (savedThreads, error) {
 	var s savedThreads
-	data, err := os.ReadFile(path)
-	if err == nil {
-		err = json.Unmarshal(data, &s)
-	}
+	err := durable.ReadJSON(path, &s)
 	if err == nil && (s.PID <= 0 || s.Instruction == 0 || len(s.Threads) == 0) {
 		err = errors.New("it is not complete")
 	}
