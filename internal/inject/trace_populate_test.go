@@ -230,16 +230,43 @@ func goesOn(t *testing.T, rounds *atomic.Int64, when string) {
 
 // TestAPopulatingThreadIsReleasedAnywhere: also in the middle of a system call.
 func TestAPopulatingThreadIsReleasedAnywhere(t *testing.T) {
-	p := startMapper(t)
-	rounds := p.keepMapping(t)
-	for i := range 50 {
+	testEndOfPopulating(t, 50, 29*time.Microsecond, func(p *mapper) (end func()) {
 		tracer := NewTracer()
 		must(t, tracer.RunPopulating(p.tid, 1<<20, func(proc.Range) bool { return true }))
+		return func() { must(t, tracer.Release(t.Context())) }
+	})
+}
+
+func TestATracerThatIsKilledLeavesAPopulatingThreadWhole(t *testing.T) {
+	testEndOfPopulating(t, 20, 73*time.Microsecond, func(p *mapper) (end func()) {
+		tracer := exec.Command("/proc/self/exe")
+		tracer.Env = append(os.Environ(), "CRIUUTIL_TARGET=populater", "CRIUUTIL_TID="+strconv.Itoa(p.tid))
+		out, err := tracer.StdoutPipe()
+		must(t, err)
+		must(t, tracer.Start())
+		if _, err := fmt.Fscanln(out, new(string)); err != nil {
+			t.Fatalf("the tracer: %v", err)
+		}
+		return func() {
+			_ = tracer.Process.Kill()
+			_ = tracer.Wait()
+		}
+	})
+}
+
+// testEndOfPopulating ends a trace some times, each time a step later. The thread must be in the
+// group-stop then, as before, and its mappings must be right.
+func testEndOfPopulating(t *testing.T, times int, step time.Duration, trace func(*mapper) (end func())) {
+	t.Helper()
+	p := startMapper(t)
+	rounds := p.keepMapping(t)
+	for i := range times {
+		end := trace(p)
 		if i%5 == 0 {
 			goesOn(t, rounds, "traced")
 		}
-		time.Sleep(time.Duration(i) * 29 * time.Microsecond) // to release it at a different point each time
-		must(t, tracer.Release(t.Context()))
+		time.Sleep(time.Duration(i) * step)
+		end()
 		must(t, proc.WaitStopped(t.Context(), p.Process))
 	}
 	must(t, p.Signal(unix.SIGCONT))
@@ -257,33 +284,6 @@ func runPopulater(tid string) error {
 	}
 	fmt.Println("tracing")
 	select {}
-}
-
-func TestATracerThatIsKilledLeavesAPopulatingThreadWhole(t *testing.T) {
-	p := startMapper(t)
-	rounds := p.keepMapping(t)
-	for i := range 20 {
-		tracer := exec.Command("/proc/self/exe")
-		tracer.Env = append(os.Environ(), "CRIUUTIL_TARGET=populater", "CRIUUTIL_TID="+strconv.Itoa(p.tid))
-		out, err := tracer.StdoutPipe()
-		if err == nil {
-			err = tracer.Start()
-		}
-		must(t, err)
-		if _, err := fmt.Fscanln(out, new(string)); err != nil {
-			t.Fatalf("the tracer: %v", err)
-		}
-		if i%5 == 0 {
-			goesOn(t, rounds, "traced")
-		}
-		time.Sleep(time.Duration(i) * 73 * time.Microsecond) // to kill it at a different point each time
-		_ = tracer.Process.Kill()
-		_ = tracer.Wait()
-		// It is in the group-stop again, as before.
-		must(t, proc.WaitStopped(t.Context(), p.Process))
-	}
-	must(t, p.Signal(unix.SIGCONT))
-	goesOn(t, rounds, "continued")
 }
 
 // TestAProcessIsKilledBesideBothOfItsTracers: the kernel reports the end of the first

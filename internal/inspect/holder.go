@@ -287,21 +287,20 @@ func (h *Holder) origin(cuda []Process) (int, error) {
 	}
 	var origin int
 	for _, fd := range h.held.descriptors {
-		at := -1
+		origin = 0
 		for i := range cuda {
 			same, err := proc.SameFile(h.PID, fd, cuda[i].PID, fd)
 			if err != nil {
 				return 0, err
 			}
 			if same {
-				at = i
+				origin = cuda[i].PID
 				break
 			}
 		}
-		if at < 0 {
+		if origin == 0 {
 			return 0, nil
 		}
-		origin = cuda[at].PID
 	}
 	return origin, nil
 }

@@ -5,13 +5,11 @@ import (
 	"errors"
 	"fmt"
 	"maps"
-	"math"
 	"slices"
 	"strings"
 
 	"cucriu/cudackpt"
 	"cucriu/hooks/preflight"
-	"cucriu/internal/fault"
 	"cucriu/internal/nvrm"
 	"cucriu/internal/proc"
 )
@@ -152,43 +150,4 @@ func StateRemedy(pid int, state cudackpt.State) string {
 		return "the driver cannot restore it: end it, and restore it from an image"
 	}
 	return "wait until that is over"
-}
-
-// MemoryNeed is what a restore will take of each GPU's memory, in bytes.
-type MemoryNeed map[cudackpt.UUID]uint64
-
-// restoreMargin is added for each process and GPU. A checkpoint was seen to free 8 MiB more
-// than the driver had accounted to its process.
-const restoreMargin = 16 << 20
-
-// Add adds what a process that held this memory will take on the GPUs to which it goes.
-func (n MemoryNeed) Add(memory map[cudackpt.UUID]uint64, pairs []cudackpt.GPUPair) {
-	for uuid, size := range memory {
-		to := uuid
-		for _, pair := range pairs {
-			if pair.Old == uuid {
-				to = pair.New
-			}
-		}
-		if size > math.MaxUint64-restoreMargin-n[to] {
-			n[to] = math.MaxUint64
-			continue
-		}
-		n[to] += size + restoreMargin
-	}
-}
-
-// Require fails if a GPU has less free memory than the restore will take. This must be known
-// before the driver is asked: a process whose restore runs out of memory can never be restored again.
-func (n MemoryNeed) Require(ctx context.Context, driver *cudackpt.Driver) error {
-	for _, uuid := range slices.SortedFunc(maps.Keys(n), cudackpt.UUID.Compare) {
-		memory, err := driver.Memory(ctx, uuid)
-		if err != nil {
-			return fmt.Errorf("cannot determine how much memory of %v is free, and a restore that runs out of it would lose the process: %w", uuid, err)
-		}
-		if memory.Free < n[uuid] {
-			return fault.New(fmt.Sprintf("%v has %d MiB free and the restore needs %d MiB", uuid, memory.Free>>20, n[uuid]>>20), "free memory on it, or map to another GPU")
-		}
-	}
-	return nil
 }
