@@ -188,17 +188,17 @@ func TestStagingFindings(t *testing.T) {
 }
 
 func TestWhatNVMLDoesNotListHoldsNothingOnlyIfItListsOthers(t *testing.T) {
-	held, none := map[cudackpt.UUID]uint64{{1}: 518 << 20}, map[cudackpt.UUID]uint64{}
+	held, none := Process{Listed: map[cudackpt.UUID]uint64{{1}: 518 << 20}}, Process{Listed: map[cudackpt.UUID]uint64{}}
 	for _, test := range []struct {
 		name   string
-		listed []map[cudackpt.UUID]uint64
+		listed []Process
 		want   bool // of the last one
 	}{
-		{"beside one that is listed", []map[cudackpt.UUID]uint64{held, none}, true},
-		{"alone", []map[cudackpt.UUID]uint64{none}, false},
-		{"NVML lists nobody", []map[cudackpt.UUID]uint64{none, none}, false},
-		{"NVML did not answer", []map[cudackpt.UUID]uint64{held, nil}, false},
-		{"listed", []map[cudackpt.UUID]uint64{none, held}, false},
+		{"beside one that is listed", []Process{held, none}, true},
+		{"alone", []Process{none}, false},
+		{"NVML lists nobody", []Process{none, none}, false},
+		{"NVML did not answer", []Process{held, {}}, false},
+		{"listed", []Process{none, held}, false},
 	} {
 		if got := holdsNothing(test.listed, len(test.listed)-1); got != test.want {
 			t.Errorf("%s: %v, want %v", test.name, got, test.want)

@@ -38,10 +38,6 @@ var (
 // peerUse is what can be seen of a process that may have peer access between GPUs.
 type peerUse struct {
 	of *Process
-	// listed is what NVML says that the process holds on each GPU on which it has a context.
-	// Empty if NVML does not list the process.
-	listed map[cudackpt.UUID]uint64
-	models map[cudackpt.UUID]string // of the GPUs
 	// mapped are the device nodes of the GPUs on which the process has a context, judged by its
 	// mappings.
 	mapped       []string
@@ -55,15 +51,15 @@ type peerUse struct {
 }
 
 // peersOf judges processes of which some may have ended.
-func (s *snapshot) peersOf(processes []Process, listed []map[cudackpt.UUID]uint64, holdings []*nvrm.Holdings) (preflight.Findings, error) {
+func (s *snapshot) peersOf(processes []Process, holdings []*nvrm.Holdings) (preflight.Findings, error) {
 	var findings preflight.Findings
 	for i := range processes {
 		m := &processes[i]
-		u := peerUse{of: m, listed: listed[i], holdings: holdings[i]}
-		if h := u.holdings; h != nil && h.Fabric+h.FabricShared+h.Pools == 0 && (h.HostNUMA == 0 || len(u.listed) > 1) {
+		u := peerUse{of: m, holdings: holdings[i]}
+		if h := u.holdings; h != nil && h.Fabric+h.FabricShared+h.Pools == 0 && (h.HostNUMA == 0 || len(u.of.Listed) > 1) {
 			continue
 		}
-		if len(m.GPUs) > 1 && len(u.listed) != 1 {
+		if len(m.GPUs) > 1 && len(u.of.Listed) != 1 {
 			l, err := s.look(m.PID)
 			if errors.Is(err, proc.ErrGone) {
 				continue
@@ -82,10 +78,6 @@ func (s *snapshot) peersOf(processes []Process, listed []map[cudackpt.UUID]uint6
 func (u *peerUse) lookAt(l *look) {
 	u.pyTorch, u.jax = l.maps(pyTorchFile), l.maps(jaxFile)
 	u.mapped = contextNodes(l.mapped)
-	u.models = make(map[cudackpt.UUID]string)
-	for _, gpu := range u.of.GPUs {
-		u.models[gpu.UUID] = gpu.Model
-	}
 	u.environment = l.environment
 	_, asksNewName := getenv(u.environment, pyTorchNewName)
 	u.newName = asksNewName && slices.ContainsFunc(l.mapped, func(m mapping) bool {
@@ -100,8 +92,8 @@ func (u *peerUse) lookAt(l *look) {
 // contexts returns on how many GPUs the process has a context. NVML lists only processes with a
 // context. In some containers and virtual machines it lists none at all.
 func (u peerUse) contexts() int {
-	if len(u.listed) > 0 {
-		return len(u.listed)
+	if len(u.of.Listed) > 0 {
+		return len(u.of.Listed)
 	}
 	return len(u.mapped)
 }
@@ -115,11 +107,11 @@ func (u peerUse) findings() preflight.Findings {
 		return nil
 	}
 	parts := u.mapped
-	if len(u.listed) > 0 {
+	if len(u.of.Listed) > 0 {
 		parts = nil
-		for _, gpu := range slices.SortedFunc(maps.Keys(u.listed), cudackpt.UUID.Compare) {
+		for _, gpu := range slices.SortedFunc(maps.Keys(u.of.Listed), cudackpt.UUID.Compare) {
 			size := "an unknown amount"
-			if bytes := u.listed[gpu]; bytes != cudackpt.UnknownMemory {
+			if bytes := u.of.Listed[gpu]; bytes != cudackpt.UnknownMemory {
 				size = mib(bytes)
 			}
 			parts = append(parts, size+" on "+gpu.String())
@@ -189,19 +181,21 @@ func (u peerUse) expandable() bool {
 // small reports whether the process holds so little on each GPU that, beside its context, there
 // is no room for such an allocation.
 func (u peerUse) small() bool {
-	for gpu, bytes := range u.listed {
-		if bytes >= peerLeast+contextLeast(u.models[gpu]) { // true for UnknownMemory as well
+	for gpu, bytes := range u.of.Listed {
+		if bytes >= peerLeast+u.contextLeast(gpu) { // true for UnknownMemory as well
 			return false
 		}
 	}
-	return len(u.listed) > 0
+	return len(u.of.Listed) > 0
 }
 
-// contextLeast is the least that a context takes of a GPU of this model, in bytes. For other
-// models this is not known, so nothing is subtracted. Measured on driver 580: 518 MiB, and 254
-// MiB with the stack of its kernels limited to nothing.
-func contextLeast(model string) uint64 {
-	if model == "NVIDIA H100 80GB HBM3" || model == "NVIDIA H200" {
+// contextLeast is the least that a context takes of a GPU, in bytes, as far as that is known of its
+// model. Measured on driver 580: 518 MiB, and 254 MiB with the stack of its kernels limited to nothing.
+func (u peerUse) contextLeast(gpu cudackpt.UUID) uint64 {
+	measured := func(g cudackpt.GPU) bool {
+		return g.UUID == gpu && (g.Model == "NVIDIA H100 80GB HBM3" || g.Model == "NVIDIA H200")
+	}
+	if slices.ContainsFunc(u.of.GPUs, measured) {
 		return 240 << 20
 	}
 	return 0
