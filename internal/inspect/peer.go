@@ -51,11 +51,11 @@ type peerUse struct {
 }
 
 // peersOf judges processes of which some may have ended.
-func (s *snapshot) peersOf(processes []Process, holdings []*nvrm.Holdings) (preflight.Findings, error) {
+func (s *snapshot) peersOf(processes []Process, holdings map[int]*nvrm.Holdings) (preflight.Findings, error) {
 	var findings preflight.Findings
 	for i := range processes {
 		m := &processes[i]
-		u := peerUse{of: m, holdings: holdings[i]}
+		u := peerUse{of: m, holdings: holdings[m.PID]}
 		if h := u.holdings; h != nil && h.Fabric+h.FabricShared+h.Pools == 0 && (h.HostNUMA == 0 || len(u.of.Listed) > 1) {
 			continue
 		}

@@ -215,7 +215,7 @@ var comparedBranches = []string{"570", "575", "580", "590", "595"}
 // kernelAnswer is what the kernel module says of processes, as far as it is believed: a wrong
 // answer would cost the job.
 type kernelAnswer struct {
-	holdings []*nvrm.Holdings // nil where nothing is known
+	holdings map[int]*nvrm.Holdings // by pid, where all is known
 	shares   []nvrm.Share
 	unknown  error // why it is not known who shares memory
 }
@@ -224,7 +224,7 @@ type kernelAnswer struct {
 // It takes some 100 ms for a process on several GPUs, and 10 to 20 ms for any other. The first
 // time it takes the longer, the more objects the process has ever had.
 func askKernel(driver *cudackpt.Driver, runDir string, processes []Process, widest int) kernelAnswer {
-	answer := kernelAnswer{holdings: make([]*nvrm.Holdings, len(processes))}
+	var answer kernelAnswer
 	version, err := driver.DriverVersion()
 	if err != nil {
 		answer.unknown = err
@@ -240,7 +240,7 @@ func askKernel(driver *cudackpt.Driver, runDir string, processes []Process, wide
 		answer.unknown = fmt.Errorf("driver %s has not been tested: run cucriu check --calibrate", version)
 		return answer
 	}
-	var pids, gaps, at []int
+	var pids, gaps []int
 	var known nvrm.Known
 	for i := range processes {
 		if unix.Kill(processes[i].PID, 0) != nil {
@@ -254,7 +254,7 @@ func askKernel(driver *cudackpt.Driver, runDir string, processes []Process, wide
 				gap = nvrm.WidestGap
 			}
 		}
-		pids, gaps, at = append(pids, processes[i].PID), append(gaps, gap), append(at, i)
+		pids, gaps = append(pids, processes[i].PID), append(gaps, gap)
 	}
 	told := nvrm.Ask(driver.Ioctl(), pids, gaps, known)
 	for i := range processes {
@@ -262,9 +262,7 @@ func askKernel(driver *cudackpt.Driver, runDir string, processes []Process, wide
 	}
 	answer.shares, answer.unknown = told.Shares, told.Err
 	if calibrated || slices.Contains(measuredDrivers, version) {
-		for i, holdings := range told.Holdings {
-			answer.holdings[at[i]] = holdings
-		}
+		answer.holdings = told.Holdings
 	}
 	return answer
 }

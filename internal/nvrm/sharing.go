@@ -1,6 +1,7 @@
 package nvrm
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"slices"
@@ -20,8 +21,9 @@ type Share struct {
 
 // Answer is what the module says of processes.
 type Answer struct {
-	// Holdings are what each process holds; nil if that is not known, or not all of it.
-	Holdings []*Holdings
+	// Holdings are what each process holds, by its pid. One of which that is not known, or not all of
+	// it, is not among them.
+	Holdings map[int]*Holdings
 	Shares   []Share
 	Known    Known // for the next time
 	// Err says why it is not known which processes share memory. It wraps [ErrUnknown].
@@ -50,7 +52,7 @@ type process struct {
 // it has of a process is looked at again, and searched on from there. Only if that does not
 // find all GPU memory, is the whole search repeated.
 func Ask(ioctl Ioctl, pids, gaps []int, known Known) Answer {
-	answer := Answer{Holdings: make([]*Holdings, len(pids)), Known: make(Known)}
+	answer := Answer{Holdings: make(map[int]*Holdings), Known: make(Known)}
 	processes := make([]*process, len(pids))
 	parallel(len(pids), func(i int) {
 		processes[i] = &process{pid: pids[i], known: known[pids[i]]}
@@ -64,16 +66,12 @@ func Ask(ioctl Ioctl, pids, gaps []int, known Known) Answer {
 		}
 	}()
 	if err == nil {
-		parallel(len(pids), func(i int) {
-			p := processes[i]
-			if p.complete(); p.err == nil && !p.incomplete() {
-				answer.Holdings[i] = &p.holdings
+		parallel(len(pids), func(i int) { processes[i].complete() })
+		for _, p := range processes {
+			if p.err == nil && !p.incomplete() {
+				answer.Holdings[p.pid] = &p.holdings
 			}
-		})
-	}
-	for _, p := range processes {
-		if err == nil {
-			err = p.err
+			err = cmp.Or(err, p.err)
 		}
 	}
 	if err != nil {
