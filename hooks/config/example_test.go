@@ -65,9 +65,9 @@ func TestRulesThatTheExampleShowsCanBeUsed(t *testing.T) {
 	want.File = examplePath
 	want.GPUs.Map = []gpumap.Rule{
 		{From: byUUID(t, uuidA), To: byUUID(t, uuidB)},
-		{From: gpumap.ByIndex(1), To: gpumap.ByPCI("0000:41:00.0")},
+		{From: gpumap.Selector{Index: new(1)}, To: gpumap.Selector{PCI: "0000:41:00.0"}},
 	}
-	want.Hosts = map[string]Host{"gpu-b": {Map: []gpumap.Rule{{From: gpumap.ByIndex(0), To: gpumap.ByPCI("0000:41:00.0")}}}}
+	want.Hosts = map[string]Host{"gpu-b": {Map: []gpumap.Rule{{From: gpumap.Selector{Index: new(0)}, To: gpumap.Selector{PCI: "0000:41:00.0"}}}}}
 	if len(got.MapFor("gpu-b")) == 1 {
 		got.MapFor("gpu-b")[0].Line = 0
 	}

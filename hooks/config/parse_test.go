@@ -25,7 +25,7 @@ func byUUID(t *testing.T, text string) gpumap.Selector {
 	if err != nil {
 		t.Fatal(err)
 	}
-	return gpumap.ByUUID(u)
+	return gpumap.Selector{UUID: &u}
 }
 
 func TestParseReadsEveryField(t *testing.T) {
@@ -60,12 +60,12 @@ log: {level: debug, format: json, file: /var/log/cucriu.log}
 		GPUs: GPUs{
 			Map: []gpumap.Rule{
 				{From: byUUID(t, uuidA), To: byUUID(t, uuidB), Line: 5},
-				{From: gpumap.ByIndex(1), To: gpumap.ByPCI("0000:41:00.0"), Line: 6},
-				{From: byUUID(t, uuidB), To: gpumap.ByPCI("41:00.0"), Line: 7},
+				{From: gpumap.Selector{Index: new(1)}, To: gpumap.Selector{PCI: "0000:41:00.0"}, Line: 6},
+				{From: byUUID(t, uuidB), To: gpumap.Selector{PCI: "41:00.0"}, Line: 7},
 			},
 			Unmapped: gpumap.FailUnmapped,
 		},
-		Hosts:          map[string]Host{"gpu-b": {Map: []gpumap.Rule{{From: gpumap.ByIndex(0), To: gpumap.ByPCI("0000:41:00.0"), Line: 12}}}, "10.0.0.7": {}},
+		Hosts:          map[string]Host{"gpu-b": {Map: []gpumap.Rule{{From: gpumap.Selector{Index: new(0)}, To: gpumap.Selector{PCI: "0000:41:00.0"}, Line: 12}}}, "10.0.0.7": {}},
 		Driver:         Driver{Library: "/opt/nvidia/lib/libcuda.so.1", Root: "/run/nvidia/driver"},
 		Lock:           Lock{Timeout: 90 * time.Second, Try: 250 * time.Millisecond},
 		Checkpoint:     Checkpoint{Timeout: 20 * time.Minute},
@@ -245,7 +245,7 @@ func TestDefaultIsValid(t *testing.T) {
 }
 
 func TestTheMapOfAHostIsThatOfItsName(t *testing.T) {
-	rules := []gpumap.Rule{{From: gpumap.ByIndex(0), To: gpumap.ByIndex(1)}}
+	rules := []gpumap.Rule{{From: gpumap.Selector{Index: new(0)}, To: gpumap.Selector{Index: new(1)}}}
 	cfg := Config{GPUs: GPUs{Map: []gpumap.Rule{{}}}, Hosts: map[string]Host{"gpu-b": {Map: rules}}}
 	for _, tt := range []struct {
 		to   string

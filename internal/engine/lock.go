@@ -43,15 +43,13 @@ func (s *Suspension) measure(ctx context.Context) error {
 		return nil
 	}
 	processes := s.processes()
-	listed, err := inspect.Measure(ctx, s.Driver, processes)
-	if err != nil {
+	if err := inspect.Measure(ctx, s.Driver, processes); err != nil {
 		return err
 	}
 	for i, t := range s.Targets {
-		s.Listed = s.Listed || len(listed[i]) > 0
-		t.Member.MemoryBytes = processes[i].MemoryBytes
+		s.Listed = s.Listed || len(processes[i].Listed) > 0
+		t.Member.MemoryBytes, t.Member.Process.Listed = processes[i].MemoryBytes, processes[i].Listed
 	}
-	s.held = listed
 	return nil
 }
 
@@ -68,7 +66,7 @@ func (s *Suspension) lookAgain() error {
 	if len(s.Targets) == 0 {
 		return nil
 	}
-	findings, err := inspect.Losses(s.Driver, s.Config.RunDir, s.processes(), s.held)
+	findings, err := inspect.Losses(s.Driver, s.Config.RunDir, s.processes())
 	if err != nil {
 		return err
 	}

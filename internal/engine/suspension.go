@@ -29,11 +29,10 @@ type Suspension struct {
 	Targets []*Target
 	// others are the processes without CUDA, which we have stopped.
 	Others       []*proc.Process
-	ParkedOthers map[int]*inject.Parked     // the parked threads of others, by pid
-	tracer       *inject.Tracer             // lets stopped processes run while they are locked
-	Session      *session.Session           // nil until the journal is begun
-	held         []map[cudackpt.UUID]uint64 // what NVML listed for each target when it was locked
-	Listed       bool                       // NVML has listed one of the processes since they were locked
+	ParkedOthers map[int]*inject.Parked // the parked threads of others, by pid
+	tracer       *inject.Tracer         // lets stopped processes run while they are locked
+	Session      *session.Session       // nil until the journal is begun
+	Listed       bool                   // NVML has listed one of the processes since they were locked
 	// onCheckpointed is called for each process as soon as its checkpoint is over; nil if nobody waits
 	// for that.
 	OnCheckpointed func(context.Context, *Target) error

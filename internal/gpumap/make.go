@@ -1,84 +1,84 @@
 package gpumap
 
-import "cucriu/cudackpt"
+import (
+	"cmp"
+	"fmt"
+	"slices"
+	"strings"
+
+	"cucriu/cudackpt"
+)
 
 // Make assigns a visible GPU to every captured one. captured are the GPUs that the processes of
 // the job together could see when they were checkpointed; visible are those that they can see
 // now. Both are ordered. The user's rules come first. The remaining GPUs are
-// filled in or refused, as the policy says.
+// filled in or refused, as the policy says. An error of Make is a [*MapError].
 func Make(captured, visible []cudackpt.GPU, rules []Rule, policy Policy) (Plan, error) {
-	m := maker{captured: captured, visible: visible, placed: make([]Assignment, len(captured)), done: make([]bool, len(captured)), taken: make([]bool, len(visible))}
-	for _, step := range []func() error{
-		m.checkSets,
-		func() error { return checkRules(rules) },
-		m.checkCount,
-		func() error { return m.obey(rules) },
-		func() error { return m.checkUnmapped(policy) },
-		m.fill,
-	} {
-		if err := step(); err != nil {
-			return Plan{}, err
-		}
+	m := maker{captured: captured, visible: visible, placed: make([]Assignment, len(captured))}
+	err := m.check(rules)
+	if err == nil {
+		err = m.obey(rules)
+	}
+	if err == nil {
+		err = m.fill(policy)
+	}
+	if err != nil {
+		return Plan{}, err
 	}
 	return Plan{Assignments: m.placed, Unused: m.unused, visible: UUIDsOf(visible)}, nil
 }
 
-const none = -1
+// MapError says why there is no map, and what to do about it.
+type MapError struct{ Cause, Remedy string }
 
-// maker is a map in the making. placed and done run along captured, taken along visible.
+// Error returns the cause and the remedy.
+func (e *MapError) Error() string { return "GPU map: " + e.Cause + "; " + e.Remedy }
+
+func refuse(remedy, cause string, arguments ...any) error {
+	return &MapError{Cause: fmt.Sprintf(cause, arguments...), Remedy: remedy}
+}
+
+// maker is a map in the making.
 type maker struct {
 	captured, visible []cudackpt.GPU
-	placed            []Assignment
-	done, taken       []bool
+	placed            []Assignment // of captured, in their order; empty for one that is not placed yet
 	unused            []Rule
 }
 
-// checkSets refuses a set that names a GPU twice or a GPU without a UUID. With such a set the
-// old side of the pairs would not be exact, or the new side not injective.
-func (m *maker) checkSets() error {
+// check refuses a set that names a GPU twice or a GPU without a UUID: with such a set the
+// old side of the pairs would not be exact, or the new side not injective. It refuses rules that
+// select nothing in any set, and a destination with too few GPUs, which no rule can make up for.
+func (m *maker) check(rules []Rule) error {
 	const remedy = "compare the manifest of the image and /proc/driver/nvidia/gpus with nvidia-smi -L"
 	for _, set := range []struct {
 		name string
 		gpus []cudackpt.GPU
 	}{{"captured", m.captured}, {"visible", m.visible}} {
-		seen := make(map[cudackpt.UUID]bool, len(set.gpus))
-		for _, gpu := range set.gpus {
+		for i, gpu := range set.gpus {
 			if gpu.UUID.IsZero() {
-				return refuse(ErrInvalidSet, remedy, "a %s GPU has no UUID: %s", set.name, describe(gpu))
+				return refuse(remedy, "a %s GPU has no UUID: %s", set.name, describe(gpu))
 			}
-			if seen[gpu.UUID] {
-				return refuse(ErrInvalidSet, remedy, "%s is listed twice among the %s GPUs", describe(gpu), set.name)
+			if slices.Contains(UUIDsOf(set.gpus[:i]), gpu.UUID) {
+				return refuse(remedy, "%s is listed twice among the %s GPUs", describe(gpu), set.name)
 			}
-			seen[gpu.UUID] = true
 		}
 	}
-	return nil
-}
-
-func checkRules(rules []Rule) error {
 	for _, r := range rules {
 		if err := r.Validate(); err != nil {
-			return refuse(ErrInvalidRule, "correct it in the configuration file", "%v cannot be read: %v", r, err)
+			return refuse("correct it in the configuration file", "%v cannot be read: %v", r, err)
 		}
 	}
-	return nil
-}
-
-// checkCount comes before the rules, because no rule can make up for a missing GPU.
-func (m *maker) checkCount() error {
 	if len(m.visible) >= len(m.captured) {
 		return nil
 	}
-	return refuse(ErrTooFew, "make more device nodes (/dev/nvidiaN) visible to the restored processes, or restore on a host with as many GPUs",
+	return refuse("make more device nodes (/dev/nvidiaN) visible to the restored processes, or restore on a host with as many GPUs",
 		"the driver needs at least as many GPUs as were captured, used or not: %d were captured (%s), %d are visible (%s)",
 		len(m.captured), describeAll(m.captured), len(m.visible), describeAll(m.visible))
 }
 
 // obey places the GPUs that the user's rules name.
 func (m *maker) obey(rules []Rule) error {
-	owner := make([]*Rule, len(m.visible)) // the rule that took a visible GPU
-	for i := range rules {
-		r := rules[i]
+	for _, r := range rules {
 		from, err := one(r, r.From, m.captured, "captured")
 		if err != nil {
 			return err
@@ -93,23 +93,30 @@ func (m *maker) obey(rules []Rule) error {
 		}
 		old := m.captured[from]
 		if to == none {
-			return refuse(ErrNotVisible, "name a visible GPU in the rule, or make that GPU's device node visible to them",
+			return refuse("name a visible GPU in the rule, or make that GPU's device node visible to them",
 				"%v maps %s to a GPU that the restored processes cannot see; visible: %s", r, describe(old), describeAll(m.visible))
 		}
+		now := m.visible[to]
 		if first := m.placed[from].Rule; first != nil {
 			return conflict(*first, r, "both map the captured GPU "+describe(old))
 		}
-		if first := owner[to]; first != nil {
-			return conflict(*first, r, "both map to the visible GPU "+describe(m.visible[to]))
+		if holder := m.holder(now); holder != none {
+			return conflict(*m.placed[holder].Rule, r, "both map to the visible GPU "+describe(now))
 		}
-		if !sameModel(old, m.visible[to]) {
-			return refuse(ErrModelMismatch, "name a GPU of the same model in the rule; visible: "+describeAll(m.visible),
-				"%v maps %s to %s, but the driver restores a GPU only onto one of the same model", r, describe(old), describe(m.visible[to]))
+		if !sameModel(old, now) {
+			return refuse("name a GPU of the same model in the rule; visible: "+describeAll(m.visible),
+				"%v maps %s to %s, but the driver restores a GPU only onto one of the same model", r, describe(old), describe(now))
 		}
-		m.place(from, to, ByRule)
-		m.placed[from].Rule, owner[to] = &r, &r
+		m.placed[from] = Assignment{From: old, To: now, Reason: ByRule, Rule: &r}
 	}
 	return nil
+}
+
+const none = -1
+
+// holder returns the position of the captured GPU that goes to a visible one, or none.
+func (m *maker) holder(gpu cudackpt.GPU) int {
+	return slices.IndexFunc(m.placed, func(a Assignment) bool { return a.To.UUID == gpu.UUID })
 }
 
 // one returns the position of the single GPU that s selects, or none if there is none.
@@ -125,70 +132,54 @@ func one(r Rule, s Selector, set []cudackpt.GPU, name string) (int, error) {
 	for _, i := range found {
 		gpus = append(gpus, set[i])
 	}
-	return none, refuse(ErrInvalidRule, "name the GPU by its UUID", "in %v, %v selects %d %s GPUs: %s", r, s, len(found), name, describeAll(gpus))
+	return none, refuse("name the GPU by its UUID", "in %v, %v selects %d %s GPUs: %s", r, s, len(found), name, describeAll(gpus))
 }
 
 func conflict(first, second Rule, what string) error {
-	return refuse(ErrConflict, "remove or correct one of them", "%v and %v contradict each other: %s", first, second, what)
+	return refuse("remove or correct one of them", "%v and %v contradict each other: %s", first, second, what)
 }
 
-// checkUnmapped applies the strict policy. Any policy but Fill, the default, is strict.
-func (m *maker) checkUnmapped(policy Policy) error {
-	rest := m.unplacedGPUs()
-	if policy == FillUnmapped || policy == "" || len(rest) == 0 {
-		return nil
+// fill places the GPUs that no rule named, or refuses them if the policy is strict, which any but
+// FillUnmapped, the default, is. Each pass runs over all remaining GPUs before the next begins, so
+// that a GPU that could go anywhere never takes the place of one that stays. A GPU is placed only
+// onto one of the same model, so the models do not affect each other, and within a model any GPU is
+// as good as another. So no choice of an earlier pass or rule can rule out a map that exists.
+func (m *maker) fill(policy Policy) error {
+	if rest := m.unplaced(); policy != FillUnmapped && policy != "" && len(rest) > 0 {
+		return refuse("add a rule for each (captured are GPUs that the job could see, used or not), or set unmapped to fill",
+			"unmapped is set to error, and no rule names these captured GPUs: %s", describeAll(rest))
 	}
-	return refuse(ErrUnmapped, "add a rule for each (captured are GPUs that the job could see, used or not), or set unmapped to fill",
-		"unmapped is set to error, and no rule names these captured GPUs: %s", describeAll(rest))
-}
-
-// fill places the GPUs that no rule named. Each pass runs over all remaining GPUs before the
-// next begins, so that a GPU that could go anywhere never takes the place of one that stays. A
-// GPU is placed only onto one of the same model, so the models do not affect each other, and
-// within a model any GPU is as good as another. So no choice of an earlier pass or rule can
-// rule out a map that exists.
-func (m *maker) fill() error {
 	m.pass(Identity, func(old, now cudackpt.GPU) bool { return old.UUID == now.UUID })
 	m.pass(SamePCI, func(old, now cudackpt.GPU) bool { return samePCI(old.PCIBusID, now.PCIBusID) })
 	m.pass(SameModel, func(_, _ cudackpt.GPU) bool { return true })
-
-	rest := m.unplacedGPUs()
+	rest := m.unplaced()
 	if len(rest) == 0 {
 		return nil
 	}
-	var free []cudackpt.GPU
-	for i, gpu := range m.visible {
-		if !m.taken[i] {
-			free = append(free, gpu)
-		}
-	}
-	return refuse(ErrNoSameModel, "make GPUs of that model visible to the restored processes, or restore on a host that has them",
+	free := slices.DeleteFunc(slices.Clone(m.visible), func(gpu cudackpt.GPU) bool { return m.holder(gpu) != none })
+	return refuse("make GPUs of that model visible to the restored processes, or restore on a host that has them",
 		"the driver restores a GPU only onto one of the same model, and none is free for %s; still free: %s", describeAll(rest), describeAll(free))
 }
 
 func (m *maker) pass(reason Reason, match func(old, now cudackpt.GPU) bool) {
 	for i, old := range m.captured {
-		if m.done[i] {
+		if m.isPlaced(i) {
 			continue
 		}
-		for j, now := range m.visible {
-			if !m.taken[j] && sameModel(old, now) && match(old, now) {
-				m.place(i, j, reason)
-				break
-			}
+		fits := func(now cudackpt.GPU) bool { return m.holder(now) == none && sameModel(old, now) && match(old, now) }
+		if to := slices.IndexFunc(m.visible, fits); to >= 0 {
+			m.placed[i] = Assignment{From: old, To: m.visible[to], Reason: reason}
 		}
 	}
 }
 
-func (m *maker) place(from, to int, reason Reason) {
-	m.placed[from] = Assignment{From: m.captured[from], To: m.visible[to], Reason: reason}
-	m.done[from], m.taken[to] = true, true
-}
+func (m *maker) isPlaced(captured int) bool { return !m.placed[captured].To.UUID.IsZero() }
 
-func (m *maker) unplacedGPUs() []cudackpt.GPU {
+// unplaced lists the captured GPUs that are not placed yet.
+func (m *maker) unplaced() []cudackpt.GPU {
 	var rest []cudackpt.GPU
 	for i, gpu := range m.captured {
-		if !m.done[i] {
+		if !m.isPlaced(i) {
 			rest = append(rest, gpu)
 		}
 	}
@@ -198,3 +189,16 @@ func (m *maker) unplacedGPUs() []cudackpt.GPU {
 // sameModel compares the model names that the driver gives. Two unknown names are equal: where
 // the host hides them, the driver has to judge.
 func sameModel(a, b cudackpt.GPU) bool { return a.Model == b.Model }
+
+// describe names a GPU so that a person can find it in nvidia-smi -L and in lspci.
+func describe(gpu cudackpt.GPU) string {
+	return fmt.Sprintf("%v (%s, %s)", gpu.UUID, cmp.Or(gpu.Model, "model unknown"), cmp.Or(gpu.PCIBusID, "PCI address unknown"))
+}
+
+func describeAll(gpus []cudackpt.GPU) string {
+	var names []string
+	for _, gpu := range gpus {
+		names = append(names, describe(gpu))
+	}
+	return cmp.Or(strings.Join(names, ", "), "none")
+}

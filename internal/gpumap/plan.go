@@ -107,3 +107,23 @@ func (p Plan) describe(what func(i int, a Assignment) string) []string {
 func UnusedNote(r Rule) string {
 	return fmt.Sprintf("note: %v is unused: the job captured no GPU that %v selects", r, r.From)
 }
+
+// UUIDsOf returns the UUIDs of GPUs, in the same order.
+func UUIDsOf(gpus []cudackpt.GPU) []cudackpt.UUID {
+	uuids := make([]cudackpt.UUID, len(gpus))
+	for i, gpu := range gpus {
+		uuids[i] = gpu.UUID
+	}
+	return uuids
+}
+
+// Union lists every GPU that any of the processes saw, in order of first appearance.
+func Union(lists ...[]cudackpt.GPU) []cudackpt.GPU {
+	var union []cudackpt.GPU
+	for _, gpu := range slices.Concat(lists...) {
+		if !slices.Contains(UUIDsOf(union), gpu.UUID) {
+			union = append(union, gpu)
+		}
+	}
+	return union
+}

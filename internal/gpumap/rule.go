@@ -1,6 +1,13 @@
 package gpumap
 
-import "fmt"
+import (
+	"errors"
+	"fmt"
+	"regexp"
+	"strings"
+
+	"cucriu/cudackpt"
+)
 
 // Rule is one pair that the user asked for.
 type Rule struct {
@@ -37,3 +44,92 @@ const (
 	// FailUnmapped refuses the restore.
 	FailUnmapped Policy = "error"
 )
+
+// Selector names one GPU of an ordered set. Exactly one field must be set.
+type Selector struct {
+	UUID  *cudackpt.UUID `json:"uuid,omitempty"`
+	PCI   string         `json:"pci,omitempty"`   // [domain:]bus:device.function, as the user wrote it
+	Index *int           `json:"index,omitempty"` // position in the set, from 0
+}
+
+// Validate returns an error if s cannot select anything in any set.
+func (s Selector) Validate() error {
+	kinds := 0
+	if s.UUID != nil {
+		kinds++
+		if s.UUID.IsZero() {
+			return errors.New("the UUID is all zero, which no GPU has")
+		}
+	}
+	if s.PCI != "" {
+		kinds++
+		if _, err := parsePCI(s.PCI); err != nil {
+			return err
+		}
+	}
+	if s.Index != nil {
+		kinds++
+		if *s.Index < 0 {
+			return fmt.Errorf("index %d is negative; positions count from 0", *s.Index)
+		}
+	}
+	if kinds != 1 {
+		return fmt.Errorf("%d of uuid, pci and index are given; give exactly one to name a GPU", kinds)
+	}
+	return nil
+}
+
+// String returns s as the user wrote it.
+func (s Selector) String() string {
+	switch {
+	case s.UUID != nil:
+		return s.UUID.String()
+	case s.PCI != "":
+		return "pci " + s.PCI
+	case s.Index != nil:
+		return fmt.Sprintf("index %d", *s.Index)
+	}
+	return "nothing"
+}
+
+// in returns the positions in set of the GPUs that s selects. If there is more than one, the
+// set has two GPUs at the same address.
+func (s Selector) in(set []cudackpt.GPU) []int {
+	if s.Index != nil {
+		if *s.Index < len(set) {
+			return []int{*s.Index}
+		}
+		return nil
+	}
+	var found []int
+	for i, gpu := range set {
+		if s.UUID != nil && gpu.UUID == *s.UUID || s.PCI != "" && samePCI(gpu.PCIBusID, s.PCI) {
+			found = append(found, i)
+		}
+	}
+	return found
+}
+
+var pciAddress = regexp.MustCompile(`^(?:([0-9a-f]{1,8}):)?([0-9a-f]{2}:[01][0-9a-f]\.[0-7])$`)
+
+// parsePCI reads [domain:]bus:device.function, in hexadecimal of either case. The text of an address
+// depends on its source: lspci leaves out domain 0, sysfs and /proc/driver/nvidia write the domain
+// with four digits, NVML with eight. The result is the same for all of them.
+func parsePCI(text string) (string, error) {
+	m := pciAddress.FindStringSubmatch(strings.ToLower(text))
+	if m == nil {
+		return "", fmt.Errorf("%q is not a PCI address like 0000:41:00.0", text)
+	}
+	return strings.TrimLeft(m[1], "0") + ":" + m[2], nil
+}
+
+// samePCI reports whether two texts name the same address. Text that is not an address, such as
+// the empty text of a GPU whose address is not known, equals nothing.
+func samePCI(a, b string) bool {
+	x, err := parsePCI(a)
+	if err != nil {
+		return false
+	}
+	y, err := parsePCI(b)
+	return err == nil && x == y
+}

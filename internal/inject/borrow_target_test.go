@@ -224,13 +224,9 @@ func startTarget(t *testing.T, target string, threads int) *borrowable {
 	t.Helper()
 	p := &borrowable{saved: t.TempDir() + "/borrowed"}
 	shared, err := os.CreateTemp(t.TempDir(), "board")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	defer shared.Close()
-	if err := shared.Truncate(1 << 12); err != nil {
-		t.Fatal(err)
-	}
+	must(t, shared.Truncate(1<<12))
 	p.board = mapBoard(int(shared.Fd()))
 	t.Cleanup(func() { _ = unix.MunmapPtr(unsafe.Pointer(p.board), unsafe.Sizeof(board{})) })
 	cmd := exec.Command("/proc/self/exe")
@@ -240,9 +236,7 @@ func startTarget(t *testing.T, target string, threads int) *borrowable {
 	cmd.ExtraFiles = []*os.File{shared}
 	for range 3 { // the third is never written to
 		r, w, err := os.Pipe()
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		defer r.Close()
 		t.Cleanup(func() { w.Close() })
 		cmd.ExtraFiles = append(cmd.ExtraFiles, r)
@@ -250,9 +244,7 @@ func startTarget(t *testing.T, target string, threads int) *borrowable {
 			p.feeds[i] = w
 		}
 	}
-	if err := cmd.Start(); err != nil {
-		t.Fatal(err)
-	}
+	must(t, cmd.Start())
 	t.Cleanup(func() {
 		_ = cmd.Process.Kill()
 		_ = cmd.Wait()
@@ -273,18 +265,14 @@ func (p *borrowable) tids() []int {
 
 func (p *borrowable) stop(t *testing.T) {
 	t.Helper()
-	if err := proc.Stop(t.Context(), p.Process); err != nil {
-		t.Fatal(err)
-	}
+	must(t, proc.Stop(t.Context(), p.Process))
 }
 
 // goesOn continues the process and waits until every thread has finished its current round
 // and another one.
 func (p *borrowable) goesOn(t *testing.T) {
 	t.Helper()
-	if err := p.Signal(unix.SIGCONT); err != nil {
-		t.Fatal(err)
-	}
+	must(t, p.Signal(unix.SIGCONT))
 	var before [len(jobs)]uint64
 	for i := range before {
 		before[i] = p.Threads[i].Rounds.Load()
@@ -316,9 +304,7 @@ func (p *borrowable) wantReturned(t *testing.T) {
 	if _, err := os.Lstat(p.saved); !os.IsNotExist(err) {
 		t.Fatalf("the file is still there: %v", err)
 	}
-	if err := proc.WaitStopped(t.Context(), p.Process); err != nil {
-		t.Fatal(err)
-	}
+	must(t, proc.WaitStopped(t.Context(), p.Process))
 	for _, tid := range p.tids() {
 		if status, err := proc.ReadStatus(tid); err != nil || status.TracerPID != 0 {
 			t.Fatalf("thread %d is traced by %d, %v", tid, status.TracerPID, err)

@@ -25,9 +25,7 @@ import (
 func (p *borrowable) borrow(t *testing.T, tids ...int) *Borrowed {
 	t.Helper()
 	b, err := Borrow(t.Context(), p.PID, tids, p.saved)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	t.Cleanup(func() { _ = b.Return(context.Background()) })
 	return b
 }

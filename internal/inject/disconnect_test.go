@@ -2,11 +2,10 @@ package inject
 
 import (
 	"fmt"
-	"os"
 	"strconv"
-	"strings"
 	"testing"
 
+	"github.com/prometheus/procfs"
 	"golang.org/x/sys/unix"
 
 	"cucriu/internal/proc"
@@ -29,12 +28,12 @@ func TestDisconnectTakesFilesAndMappingsAway(t *testing.T) {
 	p.wantNull(t, boardFD, true)
 	p.wantNull(t, 6, false)
 	for _, r := range ranges {
-		if perms := p.permissions(t, r); perms != "---p" {
-			t.Errorf("the memory at %#x has the permissions %s", r.Start, perms)
+		if perms := p.permissions(t, r); perms != (procfs.ProcMapPermissions{Private: true}) {
+			t.Errorf("the memory at %#x has the permissions %+v", r.Start, perms)
 		}
 	}
-	if perms := p.permissions(t, p.part(4<<20, 4096)); perms != "rw-p" {
-		t.Errorf("the memory between them has the permissions %s", perms)
+	if perms := p.permissions(t, p.part(4<<20, 4096)); perms != (procfs.ProcMapPermissions{Read: true, Write: true, Private: true}) {
+		t.Errorf("the memory between them has the permissions %+v", perms)
 	}
 	if now := p.descriptors(t); now != before {
 		t.Errorf("it has %d descriptors open, and had %d", now, before)
@@ -63,9 +62,9 @@ func TestDisconnectNeedsNoFreeDescriptor(t *testing.T) {
 // descriptors counts the open descriptors.
 func (p *borrowable) descriptors(t *testing.T) int {
 	t.Helper()
-	entries, err := os.ReadDir(fmt.Sprintf("/proc/%d/fd", p.PID))
+	open, err := proc.Descriptors(p.PID)
 	must(t, err)
-	return len(entries)
+	return len(open)
 }
 
 func (p *borrowable) wantNull(t *testing.T, fd int, closeOnExec bool) {
@@ -79,16 +78,14 @@ func (p *borrowable) wantNull(t *testing.T, fd int, closeOnExec bool) {
 }
 
 // permissions returns the permissions of a range that is one mapping.
-func (p *borrowable) permissions(t *testing.T, r proc.Range) string {
+func (p *borrowable) permissions(t *testing.T, r proc.Range) procfs.ProcMapPermissions {
 	t.Helper()
-	data, err := os.ReadFile(fmt.Sprintf("/proc/%d/maps", p.PID))
+	mappings, err := proc.Mappings(p.PID)
 	must(t, err)
-	for line := range strings.Lines(string(data)) {
-		var start, end uint64
-		var perms string
-		if _, err := fmt.Sscanf(line, "%x-%x %s", &start, &end, &perms); err == nil && start <= r.Start && r.End <= end {
-			return perms
+	for _, m := range mappings {
+		if uint64(m.StartAddr) <= r.Start && r.End <= uint64(m.EndAddr) {
+			return *m.Perms
 		}
 	}
-	return "none"
+	return procfs.ProcMapPermissions{}
 }

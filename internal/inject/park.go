@@ -73,20 +73,19 @@ func parkIn(ctx context.Context, pid int, except []int, saved string, at func(st
 // meanwhile.
 func (l *loan) takeEvery(ctx context.Context, process *proc.Process, except []int) error {
 	for found := l.threads; len(found) > 0; {
-		if err := l.seizeAll(found); err != nil {
-			l.letGo()
-			return err
-		}
-		if err := l.hold(ctx); err != nil {
-			l.letGo()
-			return err
+		err := l.seizeAll(found)
+		if err == nil {
+			err = l.hold(ctx)
 		}
 		known := slices.Clone(except)
 		l.threads = slices.DeleteFunc(l.threads, func(t *borrowedThread) bool { return t.state == ended })
 		for _, t := range l.threads {
 			known = append(known, t.TID)
 		}
-		tids, err := threadsBut(l.pid, known)
+		var tids []int
+		if err == nil {
+			tids, err = threadsBut(l.pid, known)
+		}
 		if err != nil {
 			l.letGo()
 			return err

@@ -50,11 +50,16 @@ func (p *borrowable) wantInWait(t *testing.T, parked Parked) {
 	}
 }
 
+// TestParkedThreadsRunNothingWhateverContinuesThem, also if they were parked while they ran.
 func TestParkedThreadsRunNothingWhateverContinuesThem(t *testing.T) {
 	t.Parallel()
 	p := startBorrowable(t)
-	for range 3 {
-		parked := p.park(t)
+	for _, stopped := range []bool{true, false, false} {
+		if stopped {
+			p.stop(t)
+		}
+		parked, err := Park(t.Context(), p.PID, nil, p.saved)
+		must(t, err)
 		if isParked, err := IsParked(p.saved); err != nil || !isParked {
 			t.Fatalf("is parked: %v %v", isParked, err)
 		}
@@ -115,15 +120,11 @@ func TestNoSigcontWaitsForAParkedProcess(t *testing.T) {
 	}
 }
 
-// pending returns the signals that are pending for the process as a whole.
-func (p *borrowable) pending(t *testing.T) (set proc.SignalSet) {
+func (p *borrowable) pending(t *testing.T) proc.SignalSet {
 	t.Helper()
-	data, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", p.PID))
+	status, err := proc.ReadStatus(p.PID)
 	must(t, err)
-	_, rest, _ := strings.Cut(string(data), "ShdPnd:\t")
-	_, err = fmt.Sscanf(rest, "%x", &set)
-	must(t, err)
-	return set
+	return status.Pending
 }
 
 func TestAThreadThatIsNotParkedRunsOn(t *testing.T) {
@@ -240,22 +241,6 @@ func TestDamagedParkedThreadsAreRefused(t *testing.T) {
 		if err := json.Unmarshal([]byte(text), &p); err == nil {
 			t.Errorf("%s: not refused", text)
 		}
-	}
-}
-
-func TestAProcessIsParkedWhileItRuns(t *testing.T) {
-	t.Parallel()
-	p := startBorrowable(t)
-	for range 5 {
-		parked, err := Park(t.Context(), p.PID, nil, p.saved)
-		must(t, err)
-		before := p.rounds()
-		p.wantWaiting(t, parked)
-		if now := p.rounds(); now != before {
-			t.Fatalf("threads ran while they were parked: %v, then %v", before, now)
-		}
-		must(t, ReturnBorrowed(t.Context(), p.saved))
-		p.goesOn(t)
 	}
 }
 

@@ -65,31 +65,23 @@ type mapper struct {
 	*proc.Process
 	tid     int
 	ask     io.Writer
-	answers io.Reader
+	answers *os.File
 }
 
 func startMapper(t *testing.T) *mapper {
 	t.Helper()
+	fromUs, ask, err := os.Pipe()
+	must(t, err)
+	defer fromUs.Close()
+	answers, fromIt, err := os.Pipe()
+	must(t, err)
+	defer fromIt.Close()
 	cmd := exec.Command("/proc/self/exe")
 	cmd.Env = append(os.Environ(), "CRIUUTIL_TARGET=mapper")
-	fromUs, ask, err := os.Pipe()
-	if err != nil {
-		t.Fatal(err)
-	}
-	answers, fromIt, err := os.Pipe()
-	if err != nil {
-		t.Fatal(err)
-	}
 	cmd.ExtraFiles = []*os.File{fromUs, fromIt}
 	out, err := cmd.StdoutPipe()
-	if err == nil {
-		err = cmd.Start()
-	}
-	fromUs.Close()
-	fromIt.Close()
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
+	must(t, cmd.Start())
 	t.Cleanup(func() {
 		_ = cmd.Process.Kill()
 		_ = cmd.Wait()
@@ -97,18 +89,16 @@ func startMapper(t *testing.T) *mapper {
 		answers.Close()
 	})
 	p := &mapper{ask: ask, answers: answers}
-	if _, err := fmt.Fscan(out, &p.tid); err != nil {
-		t.Fatal(err)
-	}
+	_, err = fmt.Fscan(out, &p.tid)
+	must(t, err)
 	p.Process = open(t, cmd.Process.Pid)
-	if err := proc.Stop(t.Context(), p.Process); err != nil {
-		t.Fatal(err)
-	}
+	must(t, proc.Stop(t.Context(), p.Process))
 	return p
 }
 
 func (p *mapper) request(m mapping) (mapped, error) {
 	var got mapped
+	_ = p.answers.SetReadDeadline(time.Now().Add(time.Minute))
 	err := binary.Write(p.ask, binary.NativeEndian, m)
 	if err == nil {
 		err = binary.Read(p.answers, binary.NativeEndian, &got)
@@ -167,9 +157,7 @@ func TestAMappingIsPopulatedByTheCallback(t *testing.T) {
 		return more
 	}
 	tracer := NewTracer()
-	if err := tracer.RunPopulating(p.tid, least, populate); err != nil {
-		t.Fatal(err)
-	}
+	must(t, tracer.RunPopulating(p.tid, least, populate))
 	for _, test := range []struct {
 		name        string
 		asked       mapping
@@ -199,12 +187,8 @@ func TestAMappingIsPopulatedByTheCallback(t *testing.T) {
 			t.Errorf("%s: %d of %d pages are there: %v", test.name, n, whole.Size()/page, err)
 		}
 	}
-	if err := tracer.Release(t.Context()); err != nil {
-		t.Fatal(err)
-	}
-	if err := proc.WaitStopped(t.Context(), p.Process); err != nil {
-		t.Fatal(err)
-	}
+	must(t, tracer.Release(t.Context()))
+	must(t, proc.WaitStopped(t.Context(), p.Process))
 }
 
 // keepMapping makes a mapper map all the time and counts the mappings. It fails the test,
@@ -241,36 +225,51 @@ func (p *mapper) keepMapping(t *testing.T) *atomic.Int64 {
 func goesOn(t *testing.T, rounds *atomic.Int64, when string) {
 	t.Helper()
 	from := rounds.Load()
-	for deadline := time.Now().Add(20 * time.Second); rounds.Load() < from+3; time.Sleep(time.Millisecond) {
-		if time.Now().After(deadline) {
-			t.Fatalf("%s: the thread is stuck after %d mappings", when, rounds.Load())
-		}
-	}
+	eventually(t, when+" thread maps on", func() bool { return rounds.Load() >= from+3 })
 }
 
 // TestAPopulatingThreadIsReleasedAnywhere: also in the middle of a system call.
 func TestAPopulatingThreadIsReleasedAnywhere(t *testing.T) {
+	testEndOfPopulating(t, 50, 29*time.Microsecond, func(p *mapper) (end func()) {
+		tracer := NewTracer()
+		must(t, tracer.RunPopulating(p.tid, 1<<20, func(proc.Range) bool { return true }))
+		return func() { must(t, tracer.Release(t.Context())) }
+	})
+}
+
+func TestATracerThatIsKilledLeavesAPopulatingThreadWhole(t *testing.T) {
+	testEndOfPopulating(t, 20, 73*time.Microsecond, func(p *mapper) (end func()) {
+		tracer := exec.Command("/proc/self/exe")
+		tracer.Env = append(os.Environ(), "CRIUUTIL_TARGET=populater", "CRIUUTIL_TID="+strconv.Itoa(p.tid))
+		out, err := tracer.StdoutPipe()
+		must(t, err)
+		must(t, tracer.Start())
+		if _, err := fmt.Fscanln(out, new(string)); err != nil {
+			t.Fatalf("the tracer: %v", err)
+		}
+		return func() {
+			_ = tracer.Process.Kill()
+			_ = tracer.Wait()
+		}
+	})
+}
+
+// testEndOfPopulating ends a trace some times, each time a step later. The thread must be in the
+// group-stop then, as before, and its mappings must be right.
+func testEndOfPopulating(t *testing.T, times int, step time.Duration, trace func(*mapper) (end func())) {
+	t.Helper()
 	p := startMapper(t)
 	rounds := p.keepMapping(t)
-	for i := range 50 {
-		tracer := NewTracer()
-		if err := tracer.RunPopulating(p.tid, 1<<20, func(proc.Range) bool { return true }); err != nil {
-			t.Fatal(err)
-		}
+	for i := range times {
+		end := trace(p)
 		if i%5 == 0 {
 			goesOn(t, rounds, "traced")
 		}
-		time.Sleep(time.Duration(i) * 29 * time.Microsecond) // to release it at a different point each time
-		if err := tracer.Release(t.Context()); err != nil {
-			t.Fatal(err)
-		}
-		if err := proc.WaitStopped(t.Context(), p.Process); err != nil {
-			t.Fatal(err)
-		}
+		time.Sleep(time.Duration(i) * step)
+		end()
+		must(t, proc.WaitStopped(t.Context(), p.Process))
 	}
-	if err := p.Signal(unix.SIGCONT); err != nil {
-		t.Fatal(err)
-	}
+	must(t, p.Signal(unix.SIGCONT))
 	goesOn(t, rounds, "continued")
 }
 
@@ -287,39 +286,6 @@ func runPopulater(tid string) error {
 	select {}
 }
 
-func TestATracerThatIsKilledLeavesAPopulatingThreadWhole(t *testing.T) {
-	p := startMapper(t)
-	rounds := p.keepMapping(t)
-	for i := range 20 {
-		tracer := exec.Command("/proc/self/exe")
-		tracer.Env = append(os.Environ(), "CRIUUTIL_TARGET=populater", "CRIUUTIL_TID="+strconv.Itoa(p.tid))
-		out, err := tracer.StdoutPipe()
-		if err == nil {
-			err = tracer.Start()
-		}
-		if err != nil {
-			t.Fatal(err)
-		}
-		if _, err := fmt.Fscanln(out, new(string)); err != nil {
-			t.Fatalf("the tracer: %v", err)
-		}
-		if i%5 == 0 {
-			goesOn(t, rounds, "traced")
-		}
-		time.Sleep(time.Duration(i) * 73 * time.Microsecond) // to kill it at a different point each time
-		_ = tracer.Process.Kill()
-		_ = tracer.Wait()
-		// It is in the group-stop again, as before.
-		if err := proc.WaitStopped(t.Context(), p.Process); err != nil {
-			t.Fatal(err)
-		}
-	}
-	if err := p.Signal(unix.SIGCONT); err != nil {
-		t.Fatal(err)
-	}
-	goesOn(t, rounds, "continued")
-}
-
 // TestAProcessIsKilledBesideBothOfItsTracers: the kernel reports the end of the first
 // thread to its tracer only when the other tracer has seen the end of its own thread, and
 // that tracer waits for the first one.
@@ -329,9 +295,7 @@ func TestAProcessIsKilledBesideBothOfItsTracers(t *testing.T) {
 		t.Fatal("the mapping thread is to be another than the first")
 	}
 	lent, err := Borrow(t.Context(), p.PID, []int{p.PID}, filepath.Join(t.TempDir(), "threads"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	failed := make(chan error, 1)
 	tracer := NewTracer()
 	err = tracer.RunPopulating(p.tid, 1<<20, func(r proc.Range) bool {
@@ -341,9 +305,7 @@ func TestAProcessIsKilledBesideBothOfItsTracers(t *testing.T) {
 		failed <- lent.Madvise(t.Context(), []proc.Range{r}, unix.MADV_POPULATE_WRITE)
 		return false
 	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	go func() { _, _ = p.request(mapping{1 << 20, unix.MAP_PRIVATE | unix.MAP_ANONYMOUS | unix.MAP_POPULATE}) }()
 	select {
 	case err := <-failed:

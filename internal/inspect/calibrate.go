@@ -5,7 +5,6 @@ import (
 	"cmp"
 	"context"
 	"encoding/hex"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
@@ -17,10 +16,9 @@ import (
 	"slices"
 	"strings"
 
-	"github.com/google/renameio/v2"
-
 	"cucriu/cudackpt"
 	"cucriu/hooks/preflight"
+	"cucriu/internal/durable"
 	"cucriu/internal/nvrm"
 	"cucriu/internal/proc"
 )
@@ -38,10 +36,7 @@ const calibrationName = "calibration.json" // in the run directory
 // readCalibration returns whether a driver was calibrated since this boot, and how that failed.
 func readCalibration(runDir, version string) (ok bool, failure string) {
 	var c calibration
-	data, err := os.ReadFile(filepath.Join(runDir, calibrationName))
-	if err == nil {
-		err = json.Unmarshal(data, &c)
-	}
+	err := durable.ReadJSON(filepath.Join(runDir, calibrationName), &c)
 	boot, bootErr := proc.BootID()
 	switch {
 	case errors.Is(err, fs.ErrNotExist) || bootErr != nil:
@@ -77,14 +72,10 @@ func (h Host) Calibrate(ctx context.Context, helper []string) (preflight.Finding
 		f = preflight.Warning(preflight.FindingSharing, "the kernel module of driver "+c.Driver+" does not report which processes share device memory: "+c.Failure,
 			"two processes with device memory are refused from now on, unless forced")
 	}
-	data, err := json.Marshal(c)
-	if err == nil {
-		err = os.MkdirAll(h.RunDir, 0o700)
+	if err := os.MkdirAll(h.RunDir, 0o700); err != nil {
+		return f, err
 	}
-	if err == nil {
-		err = renameio.WriteFile(filepath.Join(h.RunDir, calibrationName), data, 0o600, renameio.WithTempDir(h.RunDir))
-	}
-	return f, err
+	return f, durable.WriteJSON(filepath.Join(h.RunDir, calibrationName), c)
 }
 
 // calibrate says what the kernel module tells wrong; empty if nothing. It fails if there cannot be two

@@ -6,8 +6,9 @@
 // What shows only in a running or locked process is found by [Measure], [Losses] and [StateFindings].
 //
 // snapshot.go reads what processes have open and mapped, once for all that judge them. judges.go has
-// the table of what is looked for in each process; what does so is in undumpable.go if criu refuses it,
-// and in unrestorable.go if criu dumps it and never restores it. holder.go is about processes that
-// hold GPU devices without CUDA, connections.go about what connects the tree with others, sharing.go
-// and peer.go about what the driver never restores.
+// what the root of a tree and an image directory must be, and the table of what is looked for in each
+// process; what does so is in undumpable.go if criu refuses it, and in unrestorable.go if criu dumps it
+// and never restores it. holder.go is about processes that hold GPU devices without CUDA,
+// connections.go about what connects the tree with others, sharing.go and peer.go about what the driver
+// never restores.
 package inspect

@@ -188,20 +188,66 @@ func TestStagingFindings(t *testing.T) {
 }
 
 func TestWhatNVMLDoesNotListHoldsNothingOnlyIfItListsOthers(t *testing.T) {
-	held, none := map[cudackpt.UUID]uint64{{1}: 518 << 20}, map[cudackpt.UUID]uint64{}
+	held, none := Process{Listed: map[cudackpt.UUID]uint64{{1}: 518 << 20}}, Process{Listed: map[cudackpt.UUID]uint64{}}
 	for _, test := range []struct {
 		name   string
-		listed []map[cudackpt.UUID]uint64
+		listed []Process
 		want   bool // of the last one
 	}{
-		{"beside one that is listed", []map[cudackpt.UUID]uint64{held, none}, true},
-		{"alone", []map[cudackpt.UUID]uint64{none}, false},
-		{"NVML lists nobody", []map[cudackpt.UUID]uint64{none, none}, false},
-		{"NVML did not answer", []map[cudackpt.UUID]uint64{held, nil}, false},
-		{"listed", []map[cudackpt.UUID]uint64{none, held}, false},
+		{"beside one that is listed", []Process{held, none}, true},
+		{"alone", []Process{none}, false},
+		{"NVML lists nobody", []Process{none, none}, false},
+		{"NVML did not answer", []Process{held, {}}, false},
+		{"listed", []Process{none, held}, false},
 	} {
 		if got := holdsNothing(test.listed, len(test.listed)-1); got != test.want {
 			t.Errorf("%s: %v, want %v", test.name, got, test.want)
 		}
+	}
+}
+
+func TestLibrariesThatMayUseAnIOUringAreKnown(t *testing.T) {
+	for path, want := range map[string]bool{
+		"/usr/lib/x86_64-linux-gnu/libuv.so.1.0.0":                                       true,
+		"/usr/lib/x86_64-linux-gnu/liburing.so.2.3":                                      true,
+		"/venv/lib/python3.11/site-packages/uvloop/loop.cpython-311-x86_64-linux-gnu.so": true,
+		"/venv/lib/python3.11/site-packages/torch/lib/libtorch_cpu.so":                   true,
+		"/usr/bin/node":                          true,
+		"/usr/bin/nodejs":                        true,
+		"/usr/lib/x86_64-linux-gnu/libc.so.6":    false,
+		"/home/user/node/train.bin":              false,
+		"/usr/lib/x86_64-linux-gnu/libcuda.so.1": false,
+	} {
+		if got := ringUser.MatchString(path); got != want {
+			t.Errorf("%s: %v", path, got)
+		}
+	}
+}
+
+// TestAStateIsMendedByWhatItsRemedySays: recover mends none of them, because no session holds the
+// process, and resume cannot mend what the driver has given up.
+func TestAStateIsMendedByWhatItsRemedySays(t *testing.T) {
+	for state, says := range map[cudackpt.State]string{
+		cudackpt.StateLocked:        "cucriu unlock -p 42 ",
+		cudackpt.StateCheckpointed:  "cucriu resume -p 42 --force",
+		cudackpt.StateFailed:        "end it, and restore it from an image",
+		cudackpt.StateCheckpointing: "wait until that is over",
+		cudackpt.StateRestoring:     "wait until that is over",
+	} {
+		t.Run(state.String(), func(t *testing.T) {
+			p := &Process{Name: "a"}
+			p.PID = 42
+			findings := StateFindings(p, state)
+			if len(findings) != 1 || findings[0].Severity != preflight.SeverityError || !strings.Contains(findings[0].Message, state.String()) {
+				t.Fatalf("%+v", findings)
+			}
+			remedy := findings[0].Remedy
+			if !strings.Contains(remedy, says) || strings.Contains(remedy, "recover") || state == cudackpt.StateFailed && strings.Contains(remedy, "cucriu") {
+				t.Errorf("the remedy is %q", remedy)
+			}
+		})
+	}
+	if findings := StateFindings(&Process{}, cudackpt.StateRunning); len(findings) > 0 {
+		t.Errorf("a process that runs: %+v", findings)
 	}
 }

@@ -73,7 +73,7 @@ var (
 
 // driverUse finds what the process holds of the driver.
 func (l *look) driverUse() driverUse {
-	u := driverUse{libcuda: l.mapsLibcuda(), openers: l.matching(openerFile), hwloc: len(l.matching(hwlocFile)) > 0}
+	u := driverUse{libcuda: l.maps(libcudaFile), openers: l.matching(openerFile), hwloc: l.maps(hwlocFile)}
 	for _, m := range l.mapped {
 		if !m.isNVIDIA() {
 			continue
@@ -105,10 +105,8 @@ func (f *file) isNVIDIA() bool {
 func MapsLibcuda(pid int) (bool, error) {
 	l := &look{pid: pid}
 	err := l.readMappings()
-	return l.mapsLibcuda(), err
+	return l.maps(libcudaFile), err
 }
-
-func (l *look) mapsLibcuda() bool { return slices.ContainsFunc(l.names, libcudaFile.MatchString) }
 
 // lookedByOpenCL reports whether hwloc (which Open MPI uses, and with that mpi4py, and with that
 // PyTorch Lightning) may have looked for GPUs: it asks OpenCL, which then keeps device files
@@ -289,21 +287,20 @@ func (h *Holder) origin(cuda []Process) (int, error) {
 	}
 	var origin int
 	for _, fd := range h.held.descriptors {
-		at := -1
+		origin = 0
 		for i := range cuda {
 			same, err := proc.SameFile(h.PID, fd, cuda[i].PID, fd)
 			if err != nil {
 				return 0, err
 			}
 			if same {
-				at = i
+				origin = cuda[i].PID
 				break
 			}
 		}
-		if at < 0 {
+		if origin == 0 {
 			return 0, nil
 		}
-		origin = cuda[at].PID
 	}
 	return origin, nil
 }

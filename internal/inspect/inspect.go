@@ -110,7 +110,6 @@ func (s *snapshot) askDriver(ctx context.Context, runDir string, early *Early, o
 	atOnce(len(s.looks), func(i int) { each[i], errs[i] = s.looks[i].askDriver(ctx, open, true) })
 	in = new(Inspection)
 	var holders []*Holder
-	var listed []map[cudackpt.UUID]uint64
 	for i, p := range each {
 		switch {
 		case errors.Is(errs[i], proc.ErrGone) && i > 0:
@@ -119,7 +118,7 @@ func (s *snapshot) askDriver(ctx context.Context, runDir string, early *Early, o
 		case errs[i] != nil:
 			return nil, nil, errs[i]
 		case p.Process != nil:
-			in.Processes, listed = append(in.Processes, *p.Process), append(listed, p.listed)
+			in.Processes = append(in.Processes, *p.Process)
 		case p.Holder != nil:
 			holders = append(holders, p.Holder)
 		}
@@ -144,7 +143,7 @@ func (s *snapshot) askDriver(ctx context.Context, runDir string, early *Early, o
 	for i := range in.Processes {
 		in.Processes[i].Known = known
 	}
-	losses, err := s.lossFindings(driver, runDir, in.Processes, listed, widest)
+	losses, err := s.lossFindings(driver, runDir, in.Processes, widest)
 	in.Findings = append(in.Findings, losses...)
 	return in, gone, err
 }
@@ -152,11 +151,10 @@ func (s *snapshot) askDriver(ctx context.Context, runDir string, early *Early, o
 // Named finds what cannot be restored in processes that the user has named, rather than
 // in a tree. A suspend uses it.
 func Named(ctx context.Context, driver *cudackpt.Driver, runDir string, processes []Process) (preflight.Findings, error) {
-	listed, err := Measure(ctx, driver, processes)
-	if err != nil {
+	if err := Measure(ctx, driver, processes); err != nil {
 		return nil, err
 	}
-	losses, err := Losses(driver, runDir, processes, listed)
+	losses, err := Losses(driver, runDir, processes)
 	return slices.Concat(DifferentGPUs(processes), losses), err
 }
 
@@ -166,7 +164,6 @@ type Inspected struct {
 	Process  *Process // nil if it is not a CUDA process
 	Holder   *Holder  // nil if it is a CUDA process, or holds nothing of the driver
 	Findings preflight.Findings
-	listed   map[cudackpt.UUID]uint64 // what NVML says that it holds, if it was asked
 }
 
 // One looks at one process and its use of the NVIDIA driver.
@@ -217,7 +214,7 @@ func (l *look) askDriver(ctx context.Context, open func() (*cudackpt.Driver, err
 	var nvml sync.WaitGroup
 	var unmeasured error
 	if measure {
-		nvml.Go(func() { p.listed, unmeasured = m.askNVML(ctx, driver) })
+		nvml.Go(func() { unmeasured = m.askNVML(ctx, driver) })
 	}
 	findings, err := l.askAbout(ctx, driver, &m)
 	nvml.Wait()
@@ -230,7 +227,7 @@ func (l *look) askDriver(ctx context.Context, open func() (*cudackpt.Driver, err
 		f.Severity = preflight.SeverityError
 		p.Findings = append(p.Findings, f)
 	case measure:
-		p.Findings = append(p.Findings, m.memoryFinding(p.listed)...)
+		p.Findings = append(p.Findings, m.memoryFinding()...)
 	}
 	p.Process = &m
 	return p, nil

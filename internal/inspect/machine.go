@@ -111,14 +111,12 @@ func installedFindings(ctx context.Context, name, release string) preflight.Find
 
 // CriuFindings are about the criu that runs this hook.
 func CriuFindings(ctx context.Context, criu *criuutil.Criu) preflight.Findings {
-	var findings preflight.Findings
 	release, err := proc.System{}.KernelVersion()
+	var version string
 	if err == nil {
-		var version string
-		if version, err = criuutil.CriuVersion(ctx, criu.Executable()); err == nil {
-			findings = criuVersionFindings(version, release)
-		}
+		version, err = criuutil.CriuVersion(ctx, criu.Executable())
 	}
+	findings := criuVersionFindings(version, release)
 	if err != nil {
 		findings = preflight.Findings{preflight.Warning(preflight.FindingCriuVersion, "the version of this criu is not known: "+err.Error(), "")}
 	}

@@ -29,29 +29,20 @@ import (
 // bytes.
 const peerLeast = 512 << 20
 
-// The frameworks. They are told apart by the libraries that a process maps.
-const (
-	pyTorch = "PyTorch"
-	jax     = "JAX"
+// The frameworks are told apart by the libraries that a process maps.
+var (
+	pyTorchFile = regexp.MustCompile(`/(libtorch|libc10)[^/]*\.so[^/]*$`)
+	jaxFile     = regexp.MustCompile(`/(jaxlib|jax_plugins)/.*\.so[^/]*$|/(xla_extension|xla_cuda_plugin|libjax_common|_jax)[^/]*\.so[^/]*$`)
 )
-
-var frameworkFiles = map[string]*regexp.Regexp{
-	pyTorch: regexp.MustCompile(`/(libtorch|libc10)[^/]*\.so[^/]*$`),
-	jax:     regexp.MustCompile(`/(jaxlib|jax_plugins)/.*\.so[^/]*$|/(xla_extension|xla_cuda_plugin|libjax_common|_jax)[^/]*\.so[^/]*$`),
-}
 
 // peerUse is what can be seen of a process that may have peer access between GPUs.
 type peerUse struct {
 	of *Process
-	// listed is what NVML says that the process holds on each GPU on which it has a context.
-	// Empty if NVML does not list the process.
-	listed map[cudackpt.UUID]uint64
-	models map[cudackpt.UUID]string // of the GPUs
 	// mapped are the device nodes of the GPUs on which the process has a context, judged by its
 	// mappings.
-	mapped      []string
-	frameworks  []string
-	environment []string // as the process was started
+	mapped       []string
+	pyTorch, jax bool     // it uses these frameworks
+	environment  []string // as the process was started
 	// newName says that its PyTorch reads the allocator's settings from PYTORCH_ALLOC_CONF too.
 	// Older versions do not know that name.
 	newName bool
@@ -60,15 +51,15 @@ type peerUse struct {
 }
 
 // peersOf judges processes of which some may have ended.
-func (s *snapshot) peersOf(processes []Process, listed []map[cudackpt.UUID]uint64, holdings []*nvrm.Holdings) (preflight.Findings, error) {
+func (s *snapshot) peersOf(processes []Process, holdings map[int]*nvrm.Holdings) (preflight.Findings, error) {
 	var findings preflight.Findings
 	for i := range processes {
 		m := &processes[i]
-		u := peerUse{of: m, listed: listed[i], holdings: holdings[i]}
-		if h := u.holdings; h != nil && h.Fabric+h.FabricShared+h.Pools == 0 && (h.HostNUMA == 0 || len(u.listed) > 1) {
+		u := peerUse{of: m, holdings: holdings[m.PID]}
+		if h := u.holdings; h != nil && h.Fabric+h.FabricShared+h.Pools == 0 && (h.HostNUMA == 0 || len(u.of.Listed) > 1) {
 			continue
 		}
-		if len(m.GPUs) > 1 && len(u.listed) != 1 {
+		if len(m.GPUs) > 1 && len(u.of.Listed) != 1 {
 			l, err := s.look(m.PID)
 			if errors.Is(err, proc.ErrGone) {
 				continue
@@ -85,17 +76,8 @@ func (s *snapshot) peersOf(processes []Process, listed []map[cudackpt.UUID]uint6
 
 // lookAt looks at the process for what may show that it is harmless.
 func (u *peerUse) lookAt(l *look) {
-	for name, file := range frameworkFiles {
-		if len(l.matching(file)) > 0 {
-			u.frameworks = append(u.frameworks, name)
-		}
-	}
-	slices.Sort(u.frameworks)
+	u.pyTorch, u.jax = l.maps(pyTorchFile), l.maps(jaxFile)
 	u.mapped = contextNodes(l.mapped)
-	u.models = make(map[cudackpt.UUID]string)
-	for _, gpu := range u.of.GPUs {
-		u.models[gpu.UUID] = gpu.Model
-	}
 	u.environment = l.environment
 	_, asksNewName := getenv(u.environment, pyTorchNewName)
 	u.newName = asksNewName && slices.ContainsFunc(l.mapped, func(m mapping) bool {
@@ -110,8 +92,8 @@ func (u *peerUse) lookAt(l *look) {
 // contexts returns on how many GPUs the process has a context. NVML lists only processes with a
 // context. In some containers and virtual machines it lists none at all.
 func (u peerUse) contexts() int {
-	if len(u.listed) > 0 {
-		return len(u.listed)
+	if len(u.of.Listed) > 0 {
+		return len(u.of.Listed)
 	}
 	return len(u.mapped)
 }
@@ -125,11 +107,11 @@ func (u peerUse) findings() preflight.Findings {
 		return nil
 	}
 	parts := u.mapped
-	if len(u.listed) > 0 {
+	if len(u.of.Listed) > 0 {
 		parts = nil
-		for _, gpu := range slices.SortedFunc(maps.Keys(u.listed), cudackpt.UUID.Compare) {
+		for _, gpu := range slices.SortedFunc(maps.Keys(u.of.Listed), cudackpt.UUID.Compare) {
 			size := "an unknown amount"
-			if bytes := u.listed[gpu]; bytes != cudackpt.UnknownMemory {
+			if bytes := u.of.Listed[gpu]; bytes != cudackpt.UnknownMemory {
 				size = mib(bytes)
 			}
 			parts = append(parts, size+" on "+gpu.String())
@@ -181,7 +163,7 @@ const (
 // expandable reports whether PyTorch is the only framework that allocates memory in the
 // process, and was told to allocate it in handles of 20 MiB.
 func (u peerUse) expandable() bool {
-	if !slices.Equal(u.frameworks, []string{pyTorch}) {
+	if !u.pyTorch || u.jax {
 		return false
 	}
 	is := func(value string) bool { return allocatorSetting(value, "expandable_segments") == "True" }
@@ -199,19 +181,21 @@ func (u peerUse) expandable() bool {
 // small reports whether the process holds so little on each GPU that, beside its context, there
 // is no room for such an allocation.
 func (u peerUse) small() bool {
-	for gpu, bytes := range u.listed {
-		if bytes >= peerLeast+contextLeast(u.models[gpu]) { // true for UnknownMemory as well
+	for gpu, bytes := range u.of.Listed {
+		if bytes >= peerLeast+u.contextLeast(gpu) { // true for UnknownMemory as well
 			return false
 		}
 	}
-	return len(u.listed) > 0
+	return len(u.of.Listed) > 0
 }
 
-// contextLeast is the least that a context takes of a GPU of this model, in bytes. For other
-// models this is not known, so nothing is subtracted. Measured on driver 580: 518 MiB, and 254
-// MiB with the stack of its kernels limited to nothing.
-func contextLeast(model string) uint64 {
-	if model == "NVIDIA H100 80GB HBM3" || model == "NVIDIA H200" {
+// contextLeast is the least that a context takes of a GPU, in bytes, as far as that is known of its
+// model. Measured on driver 580: 518 MiB, and 254 MiB with the stack of its kernels limited to nothing.
+func (u peerUse) contextLeast(gpu cudackpt.UUID) uint64 {
+	measured := func(g cudackpt.GPU) bool {
+		return g.UUID == gpu && (g.Model == "NVIDIA H100 80GB HBM3" || g.Model == "NVIDIA H200")
+	}
+	if slices.ContainsFunc(u.of.GPUs, measured) {
 		return 240 << 20
 	}
 	return 0
@@ -221,9 +205,9 @@ func contextLeast(model string) uint64 {
 func (u peerUse) advice() string {
 	const oneGPU = "CUDA_VISIBLE_DEVICES naming one GPU for each process"
 	switch {
-	case slices.Contains(u.frameworks, jax):
+	case u.jax:
 		return "start it with " + oneGPU + "; with several, XLA_PYTHON_CLIENT_PREALLOCATE=false is enough only while no array takes 512 MiB"
-	case slices.Contains(u.frameworks, pyTorch):
+	case u.pyTorch:
 		return "start it with " + pyTorchOldName + "=expandable_segments:True, or with " + oneGPU
 	}
 	return "start it with " + oneGPU + ", or let it allocate in parts below 512 MiB"

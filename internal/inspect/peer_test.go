@@ -8,18 +8,25 @@ import (
 
 	"cucriu/cudackpt"
 	"cucriu/hooks/preflight"
+	"cucriu/internal/nvrm"
 	"cucriu/internal/proc"
 )
 
 func TestPeerFindings(t *testing.T) {
 	a, b := cudackpt.UUID{1}, cudackpt.UUID{2}
 	const large, least, little = 2 << 30, 512 << 20, 512<<20 - 1
-	on := func(first, second uint64) map[cudackpt.UUID]uint64 {
-		return map[cudackpt.UUID]uint64{a: first, b: second}
+	listed := func(sizes map[cudackpt.UUID]uint64, models ...string) *Process {
+		p := &Process{Ident: proc.Ident{PID: 7}, Listed: sizes}
+		for i, model := range models {
+			p.GPUs = append(p.GPUs, cudackpt.GPU{UUID: []cudackpt.UUID{a, b}[i], Model: model})
+		}
+		return p
+	}
+	on := func(first, second uint64, models ...string) *Process {
+		return listed(map[cudackpt.UUID]uint64{a: first, b: second}, models...)
 	}
 	env := strings.Fields
-	hopper := map[cudackpt.UUID]string{a: "NVIDIA H200", b: "NVIDIA H100 80GB HBM3"}
-	torch, both := []string{pyTorch}, []string{jax, pyTorch}
+	const h200, h100 = "NVIDIA H200", "NVIDIA H100 80GB HBM3"
 	const expandable = "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True"
 	for _, test := range []struct {
 		name    string
@@ -27,38 +34,37 @@ func TestPeerFindings(t *testing.T) {
 		refused bool
 		remedy  string // what it must name
 	}{
-		{"two GPUs", peerUse{listed: on(large, large)}, true, "CUDA_VISIBLE_DEVICES"},
-		{"much on one of two", peerUse{listed: on(large, 1<<20)}, true, ""},
-		{"one GPU", peerUse{listed: map[cudackpt.UUID]uint64{a: large}}, false, ""},
-		{"one GPU, and another mapped", peerUse{listed: map[cudackpt.UUID]uint64{a: large}, mapped: []string{"/dev/nvidia0", "/dev/nvidia1"}}, false, ""},
-		{"too little for such an allocation", peerUse{listed: on(little, little)}, false, ""},
-		{"as much as one such allocation", peerUse{listed: on(least, 1<<20)}, true, ""},
-		{"a context and little else on Hopper", peerUse{listed: on(518<<20, 750<<20), models: hopper}, false, ""},
-		{"room for one beside a small context on Hopper", peerUse{listed: on(518<<20, 254<<20+least), models: hopper}, true, ""},
-		{"the same amounts on other GPUs", peerUse{listed: on(518<<20, 518<<20), models: map[cudackpt.UUID]string{a: "another", b: "another"}}, true, ""},
-		{"an amount that NVML does not tell", peerUse{listed: on(cudackpt.UnknownMemory, 1<<20)}, true, ""},
-		{"not listed, with one GPU mapped", peerUse{mapped: []string{"/dev/nvidia0"}}, false, ""},
-		{"not listed, with two GPUs mapped", peerUse{mapped: []string{"/dev/nvidia0", "/dev/nvidia1"}}, true, ""},
-		{"not listed, without a context", peerUse{}, false, ""},
+		{"two GPUs", peerUse{of: on(large, large)}, true, "CUDA_VISIBLE_DEVICES"},
+		{"much on one of two", peerUse{of: on(large, 1<<20)}, true, ""},
+		{"one GPU", peerUse{of: listed(map[cudackpt.UUID]uint64{a: large})}, false, ""},
+		{"one GPU, and another mapped", peerUse{of: listed(map[cudackpt.UUID]uint64{a: large}), mapped: []string{"/dev/nvidia0", "/dev/nvidia1"}}, false, ""},
+		{"too little for such an allocation", peerUse{of: on(little, little)}, false, ""},
+		{"as much as one such allocation", peerUse{of: on(least, 1<<20)}, true, ""},
+		{"a context and little else on Hopper", peerUse{of: on(518<<20, 750<<20, h200, h100)}, false, ""},
+		{"room for one beside a small context on Hopper", peerUse{of: on(518<<20, 254<<20+least, h200, h100)}, true, ""},
+		{"the same amounts on other GPUs", peerUse{of: on(518<<20, 518<<20, "another", "another")}, true, ""},
+		{"an amount that NVML does not tell", peerUse{of: on(cudackpt.UnknownMemory, 1<<20)}, true, ""},
+		{"not listed, with one GPU mapped", peerUse{of: listed(nil), mapped: []string{"/dev/nvidia0"}}, false, ""},
+		{"not listed, with two GPUs mapped", peerUse{of: listed(nil), mapped: []string{"/dev/nvidia0", "/dev/nvidia1"}}, true, ""},
+		{"not listed, without a context", peerUse{of: listed(nil)}, false, ""},
 
-		{"PyTorch", peerUse{listed: on(large, large), frameworks: torch}, true, expandable},
-		{"JAX", peerUse{listed: on(large, large), frameworks: []string{jax}}, true, "XLA_PYTHON_CLIENT_PREALLOCATE=false"},
-		{"PyTorch with expandable segments", peerUse{listed: on(large, large), frameworks: torch, environment: env(expandable)}, false, ""},
-		{"and other settings", peerUse{listed: on(large, large), frameworks: torch, environment: env("A=b PYTORCH_CUDA_ALLOC_CONF=max_split_size_mb:128,expandable_segments:True")}, false, ""},
-		{"switched off", peerUse{listed: on(large, large), frameworks: torch, environment: env("PYTORCH_CUDA_ALLOC_CONF=expandable_segments:False")}, true, ""},
-		{"switched off again", peerUse{listed: on(large, large), frameworks: torch, environment: env("PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True,expandable_segments:False")}, true, ""},
-		{"written as PyTorch does not read it", peerUse{listed: on(large, large), frameworks: torch, environment: env("PYTORCH_CUDA_ALLOC_CONF=expandable_segments:true")}, true, ""},
-		{"the setting without PyTorch", peerUse{listed: on(large, large), environment: env(expandable)}, true, ""},
-		{"the setting, and JAX beside it", peerUse{listed: on(large, large), frameworks: both, environment: env(expandable)}, true, ""},
-		{"the new name", peerUse{listed: on(large, large), frameworks: torch, newName: true, environment: env("PYTORCH_ALLOC_CONF=expandable_segments:True")}, false, ""},
-		{"the new name, which its PyTorch does not read", peerUse{listed: on(large, large), frameworks: torch, environment: env("PYTORCH_ALLOC_CONF=expandable_segments:True")}, true, ""},
-		{"both names, of which one says no", peerUse{listed: on(large, large), frameworks: torch, newName: true, environment: env("PYTORCH_ALLOC_CONF=a:b " + expandable)}, true, ""},
+		{"PyTorch", peerUse{of: on(large, large), pyTorch: true}, true, expandable},
+		{"JAX", peerUse{of: on(large, large), jax: true}, true, "XLA_PYTHON_CLIENT_PREALLOCATE=false"},
+		{"PyTorch with expandable segments", peerUse{of: on(large, large), pyTorch: true, environment: env(expandable)}, false, ""},
+		{"and other settings", peerUse{of: on(large, large), pyTorch: true, environment: env("A=b PYTORCH_CUDA_ALLOC_CONF=max_split_size_mb:128,expandable_segments:True")}, false, ""},
+		{"switched off", peerUse{of: on(large, large), pyTorch: true, environment: env("PYTORCH_CUDA_ALLOC_CONF=expandable_segments:False")}, true, ""},
+		{"switched off again", peerUse{of: on(large, large), pyTorch: true, environment: env("PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True,expandable_segments:False")}, true, ""},
+		{"written as PyTorch does not read it", peerUse{of: on(large, large), pyTorch: true, environment: env("PYTORCH_CUDA_ALLOC_CONF=expandable_segments:true")}, true, ""},
+		{"the setting without PyTorch", peerUse{of: on(large, large), environment: env(expandable)}, true, ""},
+		{"the setting, and JAX beside it", peerUse{of: on(large, large), pyTorch: true, jax: true, environment: env(expandable)}, true, ""},
+		{"the new name", peerUse{of: on(large, large), pyTorch: true, newName: true, environment: env("PYTORCH_ALLOC_CONF=expandable_segments:True")}, false, ""},
+		{"the new name, which its PyTorch does not read", peerUse{of: on(large, large), pyTorch: true, environment: env("PYTORCH_ALLOC_CONF=expandable_segments:True")}, true, ""},
+		{"both names, of which one says no", peerUse{of: on(large, large), pyTorch: true, newName: true, environment: env("PYTORCH_ALLOC_CONF=a:b " + expandable)}, true, ""},
 
-		{"little, of PyTorch's pools", peerUse{listed: on(1<<20, 1<<20), frameworks: torch, environment: env("PYTORCH_CUDA_ALLOC_CONF=backend:cudaMallocAsync")}, true, ""},
-		{"little, of JAX's pools", peerUse{listed: on(1<<20, 1<<20), frameworks: []string{jax}, environment: env("XLA_PYTHON_CLIENT_ALLOCATOR=cuda_async")}, true, ""},
+		{"little, of PyTorch's pools", peerUse{of: on(1<<20, 1<<20), pyTorch: true, environment: env("PYTORCH_CUDA_ALLOC_CONF=backend:cudaMallocAsync")}, true, ""},
+		{"little, of JAX's pools", peerUse{of: on(1<<20, 1<<20), jax: true, environment: env("XLA_PYTHON_CLIENT_ALLOCATOR=cuda_async")}, true, ""},
 	} {
 		t.Run(test.name, func(t *testing.T) {
-			test.use.of = &Process{Ident: proc.Ident{PID: 7}}
 			findings := test.use.findings()
 			want := ""
 			if test.refused {
@@ -72,7 +78,7 @@ func TestPeerFindings(t *testing.T) {
 			}
 		})
 	}
-	if got := severities(peerUse{of: new(Process), listed: on(large, large)}.findings().Force([]string{preflight.FindingPeerMemory})); got != "peer-memory=forced" {
+	if got := severities(peerUse{of: on(large, large)}.findings().Force([]string{preflight.FindingPeerMemory})); got != "peer-memory=forced" {
 		t.Errorf("%s after it was forced", got)
 	}
 }
@@ -91,5 +97,35 @@ func TestAContextIsToldFromAnInitializedDriverByTheMappings(t *testing.T) {
 	}
 	if diff := cmp.Diff([]string{"/dev/nvidia1"}, contextNodes(append(initialized, mapped("/dev/nvidia1", 2<<20)))); diff != "" {
 		t.Error(diff)
+	}
+}
+
+// TestHoldingFindings: every row was measured on two H200s, with what became of the process.
+func TestHoldingFindings(t *testing.T) {
+	two, one := []cudackpt.GPU{{UUID: cudackpt.UUID{1}}, {UUID: cudackpt.UUID{2}}}, []cudackpt.GPU{{UUID: cudackpt.UUID{1}}}
+	for _, test := range []struct {
+		name     string
+		gpus     []cudackpt.GPU
+		holdings nvrm.Holdings
+		want     string
+	}{
+		{"two contexts", two, nvrm.Holdings{}, ""},
+		{"peer access and small allocations", two, nvrm.Holdings{PeerAccess: 1}, ""},
+		{"large allocations without peer access", two, nvrm.Holdings{Fabric: 2}, "peer-memory=warning"},
+		{"large allocations, and one GPU to see", one, nvrm.Holdings{Fabric: 1}, ""},
+		{"peer access to large allocations", two, nvrm.Holdings{PeerAccess: 1, Fabric: 2, FabricShared: 2}, "peer-memory=error"},
+		{"a pool with peer access", two, nvrm.Holdings{PeerAccess: 1, Pools: 2}, "peer-memory=error"},
+		{"host NUMA memory", one, nvrm.Holdings{HostNUMA: 1}, "host-numa-memory=error"},
+		{"what looks like it in any process on two GPUs", two, nvrm.Holdings{PeerAccess: 1, HostNUMA: 4}, ""},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			m := &Process{GPUs: test.gpus, Listed: make(map[cudackpt.UUID]uint64)}
+			for _, gpu := range test.gpus {
+				m.Listed[gpu.UUID] = 1 << 30
+			}
+			if got := severities(peerUse{of: m, holdings: &test.holdings}.findings()); got != test.want {
+				t.Fatalf("%q, want %q", got, test.want)
+			}
+		})
 	}
 }

@@ -5,13 +5,11 @@ import (
 	"errors"
 	"fmt"
 	"maps"
-	"math"
 	"slices"
 	"strings"
 
 	"cucriu/cudackpt"
 	"cucriu/hooks/preflight"
-	"cucriu/internal/fault"
 	"cucriu/internal/nvrm"
 	"cucriu/internal/proc"
 )
@@ -27,6 +25,9 @@ type Process struct {
 	// MemoryBytes is what the process holds on each GPU. A GPU that is not in the map is not
 	// used. A nil map means that nothing is known.
 	MemoryBytes map[cudackpt.UUID]uint64 `json:"memory_bytes"`
+	// Listed is what NVML says that it holds on each GPU on which it has a context. Empty if NVML does
+	// not list it; nil if NVML was not asked, or did not answer.
+	Listed map[cudackpt.UUID]uint64 `json:"-"`
 	// Known is what the kernel module told last, of all processes; nil before.
 	Known nvrm.Known `json:"-"`
 }
@@ -56,12 +57,12 @@ func (p *Process) StagedBytes() uint64 {
 }
 
 // memoryFinding says that it is not known how much memory the process holds.
-func (p *Process) memoryFinding(listed map[cudackpt.UUID]uint64) preflight.Findings {
+func (p *Process) memoryFinding() preflight.Findings {
 	if p.MemoryBytes != nil {
 		return nil
 	}
 	message := "NVML does not list it: it holds no GPU memory, or NVML cannot see it"
-	if len(listed) > 0 {
+	if len(p.Listed) > 0 {
 		message = "NVML does not report how much GPU memory it holds"
 	}
 	return preflight.Findings{p.about(preflight.New(preflight.FindingMemoryUnknown, message+"; the memory needed for a restore is measured once the checkpoint has moved it to the host, and assumed for every GPU that it sees", ""))}
@@ -71,29 +72,27 @@ func (p *Process) memoryFinding(listed map[cudackpt.UUID]uint64) preflight.Findi
 // will move to the host and what its restore will take. NVML does not list a GPU on which the
 // process has no context. In some containers and virtual machines it does not list the process
 // at all; then nothing is known until the checkpoint has moved the memory.
-func (p *Process) askNVML(ctx context.Context, driver *cudackpt.Driver) (listed map[cudackpt.UUID]uint64, err error) {
-	listed, err = driver.ProcessMemory(ctx, p.PID)
+func (p *Process) askNVML(ctx context.Context, driver *cudackpt.Driver) error {
+	listed, err := driver.ProcessMemory(ctx, p.PID)
 	if err != nil {
-		return nil, fmt.Errorf("cannot determine how much GPU memory is in use, and so whether there is enough for a restore: %w", err)
+		return fmt.Errorf("cannot determine how much GPU memory is in use, and so whether there is enough for a restore: %w", err)
 	}
-	p.MemoryBytes = nil
+	p.Listed, p.MemoryBytes = listed, nil
 	if len(listed) > 0 && !slices.Contains(slices.Collect(maps.Values(listed)), cudackpt.UnknownMemory) {
 		p.MemoryBytes = listed
 	}
-	return listed, nil
+	return nil
 }
 
-// Measure notes how much memory each process holds on each GPU, and returns what NVML lists.
-func Measure(ctx context.Context, driver *cudackpt.Driver, processes []Process) ([]map[cudackpt.UUID]uint64, error) {
-	listed := make([]map[cudackpt.UUID]uint64, len(processes))
+// Measure notes how much memory each process holds on each GPU.
+func Measure(ctx context.Context, driver *cudackpt.Driver, processes []Process) error {
 	for i := range processes {
 		p := &processes[i]
-		var err error
-		if listed[i], err = p.askNVML(ctx, driver); err != nil {
-			return nil, fmt.Errorf("process %d (%s): %w", p.PID, p.Name, err)
+		if err := p.askNVML(ctx, driver); err != nil {
+			return fmt.Errorf("process %d (%s): %w", p.PID, p.Name, err)
 		}
 	}
-	return listed, nil
+	return nil
 }
 
 // VisibleGPUs returns the GPUs that a process can see. It fails when ctx ends: the process has
@@ -152,43 +151,4 @@ func StateRemedy(pid int, state cudackpt.State) string {
 		return "the driver cannot restore it: end it, and restore it from an image"
 	}
 	return "wait until that is over"
-}
-
-// MemoryNeed is what a restore will take of each GPU's memory, in bytes.
-type MemoryNeed map[cudackpt.UUID]uint64
-
-// restoreMargin is added for each process and GPU. A checkpoint was seen to free 8 MiB more
-// than the driver had accounted to its process.
-const restoreMargin = 16 << 20
-
-// Add adds what a process that held this memory will take on the GPUs to which it goes.
-func (n MemoryNeed) Add(memory map[cudackpt.UUID]uint64, pairs []cudackpt.GPUPair) {
-	for uuid, size := range memory {
-		to := uuid
-		for _, pair := range pairs {
-			if pair.Old == uuid {
-				to = pair.New
-			}
-		}
-		if size > math.MaxUint64-restoreMargin-n[to] {
-			n[to] = math.MaxUint64
-			continue
-		}
-		n[to] += size + restoreMargin
-	}
-}
-
-// Require fails if a GPU has less free memory than the restore will take. This must be known
-// before the driver is asked: a process whose restore runs out of memory can never be restored again.
-func (n MemoryNeed) Require(ctx context.Context, driver *cudackpt.Driver) error {
-	for _, uuid := range slices.SortedFunc(maps.Keys(n), cudackpt.UUID.Compare) {
-		memory, err := driver.Memory(ctx, uuid)
-		if err != nil {
-			return fmt.Errorf("cannot determine how much memory of %v is free, and a restore that runs out of it would lose the process: %w", uuid, err)
-		}
-		if memory.Free < n[uuid] {
-			return fault.New(fmt.Sprintf("%v has %d MiB free and the restore needs %d MiB", uuid, memory.Free>>20, n[uuid]>>20), "free memory on it, or map to another GPU")
-		}
-	}
-	return nil
 }

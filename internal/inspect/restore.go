@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"maps"
+	"math"
 	"os"
 	"path/filepath"
 	"slices"
@@ -59,6 +60,45 @@ func (h Host) PlanRestore(ctx context.Context, driver *cudackpt.Driver, manifest
 		need.Add(p.MemoryBytes, pairs)
 	}
 	return plan, need.Require(ctx, driver)
+}
+
+// MemoryNeed is what a restore will take of each GPU's memory, in bytes.
+type MemoryNeed map[cudackpt.UUID]uint64
+
+// restoreMargin is added for each process and GPU. A checkpoint was seen to free 8 MiB more
+// than the driver had accounted to its process.
+const restoreMargin = 16 << 20
+
+// Add adds what a process that held this memory will take on the GPUs to which it goes.
+func (n MemoryNeed) Add(memory map[cudackpt.UUID]uint64, pairs []cudackpt.GPUPair) {
+	for uuid, size := range memory {
+		to := uuid
+		for _, pair := range pairs {
+			if pair.Old == uuid {
+				to = pair.New
+			}
+		}
+		if size > math.MaxUint64-restoreMargin-n[to] {
+			n[to] = math.MaxUint64
+			continue
+		}
+		n[to] += size + restoreMargin
+	}
+}
+
+// Require fails if a GPU has less free memory than the restore will take. This must be known
+// before the driver is asked: a process whose restore runs out of memory can never be restored again.
+func (n MemoryNeed) Require(ctx context.Context, driver *cudackpt.Driver) error {
+	for _, uuid := range slices.SortedFunc(maps.Keys(n), cudackpt.UUID.Compare) {
+		memory, err := driver.Memory(ctx, uuid)
+		if err != nil {
+			return fmt.Errorf("cannot determine how much memory of %v is free, and a restore that runs out of it would lose the process: %w", uuid, err)
+		}
+		if memory.Free < n[uuid] {
+			return fault.New(fmt.Sprintf("%v has %d MiB free and the restore needs %d MiB", uuid, memory.Free>>20, n[uuid]>>20), "free memory on it, or map to another GPU")
+		}
+	}
+	return nil
 }
 
 // DriverVersionError says that an image was made with another driver than this host has.

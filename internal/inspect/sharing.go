@@ -25,15 +25,15 @@ import (
 // again, does no harm, nor does host memory that several processes have registered.
 
 // Losses looks in processes for what the driver would checkpoint and never restore. Some
-// of the processes may have ended. listed is what NVML lists for each of them.
-func Losses(driver *cudackpt.Driver, runDir string, processes []Process, listed []map[cudackpt.UUID]uint64) (preflight.Findings, error) {
-	return new(snapshot).lossFindings(driver, runDir, processes, listed, nvrm.WidestGap)
+// of the processes may have ended. NVML must have been asked about them: see [Measure].
+func Losses(driver *cudackpt.Driver, runDir string, processes []Process) (preflight.Findings, error) {
+	return new(snapshot).lossFindings(driver, runDir, processes, nvrm.WidestGap)
 }
 
 // lossFindings is [Losses]; widest limits how far the kernel module is searched for objects.
-func (s *snapshot) lossFindings(driver *cudackpt.Driver, runDir string, processes []Process, listed []map[cudackpt.UUID]uint64, widest int) (preflight.Findings, error) {
-	kernel := askKernel(driver, runDir, processes, listed, widest)
-	findings, err := s.peersOf(processes, listed, kernel.holdings)
+func (s *snapshot) lossFindings(driver *cudackpt.Driver, runDir string, processes []Process, widest int) (preflight.Findings, error) {
+	kernel := askKernel(driver, runDir, processes, widest)
+	findings, err := s.peersOf(processes, kernel.holdings)
 	if err != nil {
 		return nil, err
 	}
@@ -43,7 +43,7 @@ func (s *snapshot) lossFindings(driver *cudackpt.Driver, runDir string, processe
 	if kernel.unknown == nil {
 		return findings, nil
 	}
-	unknown, err := s.unknownSharing(processes, listed, kernel.unknown)
+	unknown, err := s.unknownSharing(processes, kernel.unknown)
 	return append(findings, unknown...), err
 }
 
@@ -72,10 +72,10 @@ func partner(processes []Process, pid int) string {
 // unknownSharing judges processes of which it cannot be told whether they share memory. A process
 // without GPU memory shares none: torch.compile, for one, starts workers that load everything and
 // never create a context.
-func (s *snapshot) unknownSharing(processes []Process, listed []map[cudackpt.UUID]uint64, why error) (preflight.Findings, error) {
+func (s *snapshot) unknownSharing(processes []Process, why error) (preflight.Findings, error) {
 	var having []ncclUse
 	for i := range processes {
-		if holdsNothing(listed, i) {
+		if holdsNothing(processes, i) {
 			continue
 		}
 		use := ncclUse{of: &processes[i]}
@@ -122,9 +122,9 @@ func unknownFindings(having []ncclUse, why error) preflight.Findings {
 
 // holdsNothing reports whether a process certainly holds no GPU memory: NVML does not list it,
 // and lists others of its tree, so NVML can see them.
-func holdsNothing(listed []map[cudackpt.UUID]uint64, i int) bool {
-	seesOthers := slices.ContainsFunc(listed, func(held map[cudackpt.UUID]uint64) bool { return len(held) > 0 })
-	return seesOthers && listed[i] != nil && len(listed[i]) == 0
+func holdsNothing(processes []Process, i int) bool {
+	seesOthers := slices.ContainsFunc(processes, func(p Process) bool { return len(p.Listed) > 0 })
+	return seesOthers && processes[i].Listed != nil && len(processes[i].Listed) == 0
 }
 
 // ncclUse is what /proc shows about NCCL in a CUDA process.
@@ -215,16 +215,16 @@ var comparedBranches = []string{"570", "575", "580", "590", "595"}
 // kernelAnswer is what the kernel module says of processes, as far as it is believed: a wrong
 // answer would cost the job.
 type kernelAnswer struct {
-	holdings []*nvrm.Holdings // nil where nothing is known
+	holdings map[int]*nvrm.Holdings // by pid, where all is known
 	shares   []nvrm.Share
 	unknown  error // why it is not known who shares memory
 }
 
-// askKernel asks the kernel module about processes; listed is what NVML says that each holds.
+// askKernel asks the kernel module about processes.
 // It takes some 100 ms for a process on several GPUs, and 10 to 20 ms for any other. The first
 // time it takes the longer, the more objects the process has ever had.
-func askKernel(driver *cudackpt.Driver, runDir string, processes []Process, listed []map[cudackpt.UUID]uint64, widest int) kernelAnswer {
-	answer := kernelAnswer{holdings: make([]*nvrm.Holdings, len(processes))}
+func askKernel(driver *cudackpt.Driver, runDir string, processes []Process, widest int) kernelAnswer {
+	var answer kernelAnswer
 	version, err := driver.DriverVersion()
 	if err != nil {
 		answer.unknown = err
@@ -240,7 +240,7 @@ func askKernel(driver *cudackpt.Driver, runDir string, processes []Process, list
 		answer.unknown = fmt.Errorf("driver %s has not been tested: run cucriu check --calibrate", version)
 		return answer
 	}
-	var pids, gaps, at []int
+	var pids, gaps []int
 	var known nvrm.Known
 	for i := range processes {
 		if unix.Kill(processes[i].PID, 0) != nil {
@@ -248,13 +248,13 @@ func askKernel(driver *cudackpt.Driver, runDir string, processes []Process, list
 		}
 		known = processes[i].Known
 		gap := nvrm.ShortGap
-		if len(listed[i]) != 1 && len(processes[i].GPUs) > 1 && !holdsNothing(listed, i) {
+		if len(processes[i].Listed) != 1 && len(processes[i].GPUs) > 1 && !holdsNothing(processes, i) {
 			gap = widest
 			if len(known[processes[i].PID]) == 0 { // it has come since
 				gap = nvrm.WidestGap
 			}
 		}
-		pids, gaps, at = append(pids, processes[i].PID), append(gaps, gap), append(at, i)
+		pids, gaps = append(pids, processes[i].PID), append(gaps, gap)
 	}
 	told := nvrm.Ask(driver.Ioctl(), pids, gaps, known)
 	for i := range processes {
@@ -262,9 +262,7 @@ func askKernel(driver *cudackpt.Driver, runDir string, processes []Process, list
 	}
 	answer.shares, answer.unknown = told.Shares, told.Err
 	if calibrated || slices.Contains(measuredDrivers, version) {
-		for i, holdings := range told.Holdings {
-			answer.holdings[at[i]] = holdings
-		}
+		answer.holdings = told.Holdings
 	}
 	return answer
 }

@@ -243,6 +243,11 @@ func (l *look) about(f preflight.Finding) preflight.Finding {
 	return f
 }
 
+// maps reports whether a mapped file matches a pattern.
+func (l *look) maps(pattern *regexp.Regexp) bool {
+	return slices.ContainsFunc(l.names, pattern.MatchString)
+}
+
 // matching returns the names of the mapped files that match a pattern.
 func (l *look) matching(pattern *regexp.Regexp) []string {
 	found := slices.DeleteFunc(slices.Clone(l.names), func(name string) bool { return !pattern.MatchString(name) })

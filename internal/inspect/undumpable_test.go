@@ -4,7 +4,6 @@ import (
 	"net"
 	"os"
 	"os/exec"
-	"slices"
 	"strings"
 	"syscall"
 	"testing"
@@ -24,10 +23,6 @@ func judge(t *testing.T, pid int) preflight.Findings {
 	return s.judge()
 }
 
-func named(findings preflight.Findings, name string) bool {
-	return slices.ContainsFunc(findings, func(f preflight.Finding) bool { return f.Name == name })
-}
-
 // TestMPTCPSocketsAreFound, and those of TCP are not taken for some.
 func TestMPTCPSocketsAreFound(t *testing.T) {
 	if enabled, err := os.ReadFile("/proc/sys/net/mptcp/enabled"); err != nil || strings.TrimSpace(string(enabled)) != "1" {
@@ -41,7 +36,7 @@ func TestMPTCPSocketsAreFound(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			if is := named(judge(t, os.Getpid()), preflight.FindingUnsupportedFile); is != multipath {
+			if is := judge(t, os.Getpid()).Has(preflight.FindingUnsupportedFile); is != multipath {
 				t.Errorf("%s, MPTCP %v: found %v", address, multipath, is)
 			}
 			listener.Close()
@@ -71,7 +66,7 @@ func TestProcessesOfOthersNeedACapability(t *testing.T) {
 				t.Fatal(err)
 			}
 			defer func() { _, _ = cmd.Process.Kill(), cmd.Wait() }()
-			if is := named(judge(t, cmd.Process.Pid), preflight.FindingOtherUser); is != (test.foreign && !has) {
+			if is := judge(t, cmd.Process.Pid).Has(preflight.FindingOtherUser); is != (test.foreign && !has) {
 				t.Errorf("found %v, and CAP_SYS_RESOURCE is there: %v", is, has)
 			}
 			status, err := proc.ReadStatus(cmd.Process.Pid)

@@ -48,15 +48,16 @@ func (n *namespace) rulesIn(listed string) (remove [][]string) {
 		if len(fields) < 2 {
 			continue
 		}
+		ours := false
 		switch chain := fields[1]; {
 		case fields[0] == "-A" && (chain == "INPUT" || chain == "OUTPUT") && slices.Contains(fields, criuMark):
-			if held, ok := parseRule(fields); ok && n.has(held) {
-				remove = append(remove, append([]string{"-D"}, fields[1:]...))
-			}
+			held, ok := parseRule(fields)
+			ours = ok && n.has(held)
 		case line == "-A INPUT -j CRIU\n" || line == "-A OUTPUT -j CRIU\n": // of a whole namespace
-			if n.whole() {
-				remove = append(remove, append([]string{"-D"}, fields[1:]...))
-			}
+			ours = n.whole()
+		}
+		if ours {
+			remove = append(remove, append([]string{"-D"}, fields[1:]...))
 		}
 	}
 	if n.whole() && strings.Contains(listed, "-N CRIU\n") {
@@ -87,25 +88,20 @@ func parseRule(fields []string) (c connection, ok bool) {
 
 // runInside runs a program in a network namespace and returns its output.
 func runInside(ctx context.Context, inside *os.File, path string, args ...string) (string, error) {
-	type result struct {
-		out []byte
-		err error
-	}
-	done := make(chan result)
+	var out []byte
+	done := make(chan error)
 	go func() {
 		runtime.LockOSThread() // and never unlocked: the thread ends with the goroutine
-		if err := unix.Setns(int(inside.Fd()), unix.CLONE_NEWNET); err != nil {
-			done <- result{err: err}
-			return
+		err := unix.Setns(int(inside.Fd()), unix.CLONE_NEWNET)
+		if err == nil {
+			cmd := exec.CommandContext(ctx, path, args...)
+			cmd.SysProcAttr = &unix.SysProcAttr{Setpgid: true} // the terminal does not stop it
+			out, err = cmd.CombinedOutput()
 		}
-		cmd := exec.CommandContext(ctx, path, args...)
-		cmd.SysProcAttr = &unix.SysProcAttr{Setpgid: true} // the terminal does not stop it
-		out, err := cmd.CombinedOutput()
-		done <- result{out, err}
+		done <- err
 	}()
-	r := <-done
-	if r.err != nil {
-		return "", fmt.Errorf("%s %s: %w: %.200s", path, strings.Join(args, " "), r.err, r.out)
+	if err := <-done; err != nil {
+		return "", fmt.Errorf("%s %s: %w: %.200s", path, strings.Join(args, " "), err, out)
 	}
-	return string(r.out), nil
+	return string(out), nil
 }

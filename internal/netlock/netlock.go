@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 	"strconv"
 
 	"cucriu/internal/proc"
@@ -97,12 +98,8 @@ func (l *Locks) Release(ctx context.Context) error {
 
 // has reports whether a connection of the tree is the one between these two ends.
 func (n *namespace) has(c connection) bool {
-	for _, s := range n.sockets {
-		if s.connection == c || s.connection == (connection{c.remote, c.local}) {
-			return true
-		}
-	}
-	return false
+	reverse := connection{c.remote, c.local}
+	return slices.ContainsFunc(n.sockets, func(s socket) bool { return s.connection == c || s.connection == reverse })
 }
 
 // whole reports whether the namespace is the tree's own, which criu locks as a whole.

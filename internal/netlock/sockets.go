@@ -24,12 +24,6 @@ type socket struct {
 
 // socketsOf returns the connected TCP sockets of a process.
 func socketsOf(p *proc.Process) (sockets []socket, err error) {
-	defer func() {
-		if err != nil {
-			closeAll(sockets)
-			sockets = nil
-		}
-	}()
 	open, err := proc.Descriptors(p.PID)
 	for fd, link := range open {
 		if !strings.HasPrefix(link, "socket:") {
@@ -40,14 +34,14 @@ func socketsOf(p *proc.Process) (sockets []socket, err error) {
 			continue // closed meanwhile
 		}
 		if err != nil {
-			return sockets, err
+			closeAll(sockets)
+			return nil, err
 		}
-		c, connected := connectionOf(f)
-		if !connected {
+		if c, connected := connectionOf(f); connected {
+			sockets = append(sockets, socket{f, c})
+		} else {
 			f.Close()
-			continue
 		}
-		sockets = append(sockets, socket{f, c})
 	}
 	return sockets, err
 }

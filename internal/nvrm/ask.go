@@ -1,19 +1,19 @@
 package nvrm
 
 import (
-	"cmp"
 	"errors"
 	"fmt"
-	"os"
+	"maps"
 	"path/filepath"
 	"runtime"
 	"slices"
-	"strconv"
 	"strings"
 	"sync"
 	"unsafe"
 
 	"golang.org/x/sys/unix"
+
+	"cucriu/internal/proc"
 )
 
 // ErrUnknown says that the kernel module cannot be asked, or does not answer as expected.
@@ -34,15 +34,23 @@ type controlArguments struct {
 // Ioctl is ioctl(2). A simulated driver brings its own.
 type Ioctl func(fd int, request uintptr, argument unsafe.Pointer) unix.Errno
 
-// System asks the kernel.
-func System(fd int, request uintptr, argument unsafe.Pointer) unix.Errno {
-	_, _, errno := unix.Syscall(unix.SYS_IOCTL, uintptr(fd), request, uintptr(argument))
-	return errno
-}
-
 // asker asks one question and returns the NV_STATUS of the resource manager.
 type asker interface {
 	control(client, object, command uint32, parameters unsafe.Pointer, size uintptr) (status uint32, err error)
+}
+
+// query asks with parameters that the answer overwrites.
+func query[T any](a asker, client, object, command uint32, parameters *T) (status uint32, err error) {
+	return a.control(client, object, command, unsafe.Pointer(parameters), unsafe.Sizeof(*parameters))
+}
+
+// mustQuery asks a question that must be answered.
+func mustQuery[T any](a asker, client, object, command uint32, parameters *T) error {
+	status, err := query(a, client, object, command, parameters)
+	if err == nil && status != statusOK {
+		err = fmt.Errorf("%w: command %#x: status %#x", ErrUnknown, command, status)
+	}
+	return err
 }
 
 // controlFile is an open /dev/nvidiactl.
@@ -126,31 +134,25 @@ func parallel(n int, do func(i int)) {
 
 // borrow duplicates the process's descriptors of nvidiactl, the lowest first.
 func (p *process) borrow(ioctl Ioctl) error {
-	process, err := unix.PidfdOpen(p.pid, 0)
-	if err != nil {
-		return fmt.Errorf("pidfd_open: %w", err)
-	}
-	defer unix.Close(process)
-	dir := filepath.Join("/proc", strconv.Itoa(p.pid), "fd")
-	entries, err := os.ReadDir(dir)
+	process, err := proc.Open(p.pid)
 	if err != nil {
 		return err
 	}
-	slices.SortFunc(entries, func(a, b os.DirEntry) int {
-		return cmp.Or(cmp.Compare(len(a.Name()), len(b.Name())), cmp.Compare(a.Name(), b.Name()))
-	})
-	for _, entry := range entries {
-		link, err := os.Readlink(filepath.Join(dir, entry.Name()))
-		number, notNumber := strconv.Atoi(entry.Name())
-		if err != nil || notNumber != nil || filepath.Base(strings.TrimSuffix(link, " (deleted)")) != "nvidiactl" {
-			continue // another file, or closed meanwhile
+	defer process.Close()
+	open, err := proc.Descriptors(p.pid)
+	if err != nil {
+		return err
+	}
+	for _, number := range slices.Sorted(maps.Keys(open)) {
+		if filepath.Base(strings.TrimSuffix(open[number], " (deleted)")) != "nvidiactl" {
+			continue
 		}
-		fd, err := unix.PidfdGetfd(process, number, 0)
+		fd, err := process.DuplicateDescriptor(number)
 		if errors.Is(err, unix.EBADF) {
 			continue // closed meanwhile
 		}
 		if err != nil {
-			return fmt.Errorf("pidfd_getfd of %s: %w", link, err)
+			return fmt.Errorf("pidfd_getfd of %s: %w", open[number], err)
 		}
 		p.files = append(p.files, controlFile{fd, ioctl})
 	}

@@ -83,12 +83,11 @@ const (
 
 // handleInfo returns what the module says of an object, or 0 if there is no such object.
 func handleInfo(a asker, client, object, index uint32) (info, status uint32, err error) {
-	var p struct {
+	p := struct {
 		object, index uint32
 		result        uint64
-	}
-	p.object, p.index = object, index
-	status, err = a.control(client, client, getHandleInfo, unsafe.Pointer(&p), unsafe.Sizeof(p))
+	}{object: object, index: index}
+	status, err = query(a, client, client, getHandleInfo, &p)
 	if err != nil || status != statusOK {
 		return 0, status, err
 	}
@@ -200,7 +199,7 @@ func (c *contents) look(a asker, of, handle uint32) error {
 		var id uint32
 		device, _, err := handleInfo(a, of, handle, handleParent)
 		if err == nil {
-			err = ask(a, of, handle, getGPU, unsafe.Pointer(&id), unsafe.Sizeof(id))
+			err = mustQuery(a, of, handle, getGPU, &id)
 		}
 		if err != nil {
 			return err
@@ -250,7 +249,7 @@ func (c *contents) place(a asker, of, handle uint32, size uint64) error {
 		aperture, cacheAttr, peerCacheAttr, mmu uint32
 		contiguous                              uint64
 	}
-	status, err := a.control(of, handle, getAddress, unsafe.Pointer(&p), unsafe.Sizeof(p))
+	status, err := query(a, of, handle, getAddress, &p)
 	if err != nil {
 		return err
 	}
@@ -269,7 +268,7 @@ func fabricInfo(a asker, client, handle uint32) (size uint64, flags uint32, err 
 		flags      uint32
 		attributes [2]uint32
 	}
-	status, err := a.control(client, handle, getFabricInfo, unsafe.Pointer(&p), unsafe.Sizeof(p))
+	status, err := query(a, client, handle, getFabricInfo, &p)
 	if err == nil && status != statusOK {
 		err = fmt.Errorf("fabric memory %#x: status %#x", handle, status)
 	}
@@ -280,12 +279,11 @@ func fabricInfo(a asker, client, handle uint32) (size uint64, flags uint32, err 
 func surfaceSize(a asker, client, handle uint32) (uint64, error) {
 	type pair struct{ index, value uint32 }
 	pages := &pair{index: pagesOf}
-	var p struct {
+	p := struct {
 		count uint32
 		list  unsafe.Pointer
-	}
-	p.count, p.list = 1, unsafe.Pointer(pages)
-	status, err := a.control(client, handle, getSurfaceInfo, unsafe.Pointer(&p), unsafe.Sizeof(p))
+	}{1, unsafe.Pointer(pages)}
+	status, err := query(a, client, handle, getSurfaceInfo, &p)
 	if err != nil || status != statusOK {
 		return 0, err
 	}
@@ -303,13 +301,12 @@ func duplicates(a asker, client uint32, objects []object) (int, error) {
 			if other.size != one.size || isDuplicate[other.handle] {
 				continue
 			}
-			var p struct {
+			p := struct {
 				first, second uint32
 				yes           uint8
 				_             [3]uint8
-			}
-			p.first, p.second = one.handle, other.handle
-			status, err := a.control(client, client, areDuplicates, unsafe.Pointer(&p), unsafe.Sizeof(p))
+			}{first: one.handle, second: other.handle}
+			status, err := query(a, client, client, areDuplicates, &p)
 			if err == nil && status != statusOK {
 				err = fmt.Errorf("objects %#x and %#x: status %#x", one.handle, other.handle, status)
 			}

@@ -174,7 +174,7 @@ func TestUnknownStatusIsAnError(t *testing.T) {
 }
 
 func TestAProcessWithoutTheDeviceIsUnknown(t *testing.T) {
-	if got := askAbout(os.Getpid()); !errors.Is(got.Err, ErrUnknown) || got.Holdings[0] != nil {
+	if got := askAbout(os.Getpid()); !errors.Is(got.Err, ErrUnknown) || len(got.Holdings) > 0 {
 		t.Errorf("%+v", got)
 	}
 }
@@ -186,12 +186,18 @@ func TestADeviceThatDoesNotAnswerIsUnknown(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer file.Close()
-	if got := askAbout(os.Getpid()); !errors.Is(got.Err, ErrUnknown) || !errors.Is(got.Err, unix.ENOTTY) || got.Holdings[0] != nil {
+	if got := askAbout(os.Getpid()); !errors.Is(got.Err, ErrUnknown) || !errors.Is(got.Err, unix.ENOTTY) || len(got.Holdings) > 0 {
 		t.Errorf("%+v", got)
 	}
 }
 
-func askAbout(pid int) Answer { return Ask(System, []int{pid}, []int{WidestGap}, nil) }
+func askAbout(pid int) Answer {
+	kernel := func(fd int, request uintptr, argument unsafe.Pointer) unix.Errno {
+		_, _, errno := unix.Syscall(unix.SYS_IOCTL, uintptr(fd), request, uintptr(argument))
+		return errno
+	}
+	return Ask(kernel, []int{pid}, []int{WidestGap}, nil)
+}
 
 func TestMemoryIsKnownByItsPlace(t *testing.T) {
 	const mib = 1 << 20
@@ -324,8 +330,8 @@ func TestTheSecondLookIsShort(t *testing.T) {
 		account[self] = pidInfo{owned: want.MemoryBytes}
 		got := Ask(ioctl, []int{int(self)}, []int{gap}, known)
 		known = got.Known
-		if got.Err != nil || got.Holdings[0] == nil || *got.Holdings[0] != want {
-			t.Errorf("%+v, %v; want %+v", got.Holdings[0], got.Err, want)
+		if got.Err != nil || got.Holdings[int(self)] == nil || *got.Holdings[int(self)] != want {
+			t.Errorf("%+v, %v; want %+v", got.Holdings[int(self)], got.Err, want)
 		}
 		return int(asked.Load())
 	}

@@ -1,10 +1,10 @@
 package nvrm
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"slices"
-	"unsafe"
 
 	"golang.org/x/sys/unix"
 )
@@ -21,8 +21,9 @@ type Share struct {
 
 // Answer is what the module says of processes.
 type Answer struct {
-	// Holdings are what each process holds; nil if that is not known, or not all of it.
-	Holdings []*Holdings
+	// Holdings are what each process holds, by its pid. One of which that is not known, or not all of
+	// it, is not among them.
+	Holdings map[int]*Holdings
 	Shares   []Share
 	Known    Known // for the next time
 	// Err says why it is not known which processes share memory. It wraps [ErrUnknown].
@@ -51,7 +52,7 @@ type process struct {
 // it has of a process is looked at again, and searched on from there. Only if that does not
 // find all GPU memory, is the whole search repeated.
 func Ask(ioctl Ioctl, pids, gaps []int, known Known) Answer {
-	answer := Answer{Holdings: make([]*Holdings, len(pids)), Known: make(Known)}
+	answer := Answer{Holdings: make(map[int]*Holdings), Known: make(Known)}
 	processes := make([]*process, len(pids))
 	parallel(len(pids), func(i int) {
 		processes[i] = &process{pid: pids[i], known: known[pids[i]]}
@@ -65,16 +66,12 @@ func Ask(ioctl Ioctl, pids, gaps []int, known Known) Answer {
 		}
 	}()
 	if err == nil {
-		parallel(len(pids), func(i int) {
-			p := processes[i]
-			if p.complete(); p.err == nil && !p.incomplete() {
-				answer.Holdings[i] = &p.holdings
+		parallel(len(pids), func(i int) { processes[i].complete() })
+		for _, p := range processes {
+			if p.err == nil && !p.incomplete() {
+				answer.Holdings[p.pid] = &p.holdings
 			}
-		})
-	}
-	for _, p := range processes {
-		if err == nil {
-			err = p.err
+			err = cmp.Or(err, p.err)
 		}
 	}
 	if err != nil {
@@ -194,7 +191,7 @@ func account(processes []*process) (others []*process, err error) {
 			kind, class, count uint32
 			pids               [mostPIDs]uint32
 		}{class: classSubdevice}
-		if err := ask(g, g.handle, g.subdevice, getPIDs, unsafe.Pointer(users), unsafe.Sizeof(*users)); err != nil {
+		if err := mustQuery(g, g.handle, g.subdevice, getPIDs, users); err != nil {
 			return nil, err
 		}
 		if users.count >= mostPIDs {
@@ -216,7 +213,7 @@ func account(processes []*process) (others []*process, err error) {
 			for i, p := range some {
 				list.infos[i].pid = uint32(p.pid)
 			}
-			if err := ask(g, g.handle, g.subdevice, getPIDInfo, unsafe.Pointer(list), unsafe.Sizeof(*list)); err != nil {
+			if err := mustQuery(g, g.handle, g.subdevice, getPIDInfo, list); err != nil {
 				return nil, err
 			}
 			for i, p := range some {
@@ -230,15 +227,6 @@ func account(processes []*process) (others []*process, err error) {
 		}
 	}
 	return slices.DeleteFunc(others, func(p *process) bool { return p.total == 0 }), nil
-}
-
-// ask asks a question that must be answered.
-func ask(a asker, client, object, command uint32, parameters unsafe.Pointer, size uintptr) error {
-	status, err := a.control(client, object, command, parameters, size)
-	if err == nil && status != statusOK {
-		err = fmt.Errorf("%w: command %#x: status %#x", ErrUnknown, command, status)
-	}
-	return err
 }
 
 // shares finds who has the same memory.

@@ -1,6 +1,7 @@
 package proc
 
 import (
+	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -13,16 +14,16 @@ import (
 // ShareDescriptor returns a duplicate of one of the process's descriptors. It refers to the
 // same open file.
 func (p *Process) ShareDescriptor(fd int) (*os.File, error) {
-	shared, err := p.share(fd)
+	shared, err := p.DuplicateDescriptor(fd)
 	if err != nil {
 		return nil, fmt.Errorf("share descriptor %d of %v: %w", fd, p, err)
 	}
 	return os.NewFile(uintptr(shared), fmt.Sprintf("descriptor %d of %v", fd, p)), nil
 }
 
-// share does so without the Go runtime, which changes the mode of what it is given. The kernel
-// sets close-on-exec.
-func (p *Process) share(fd int) (shared int, err error) {
+// DuplicateDescriptor is ShareDescriptor without the Go runtime, which changes the mode of what it is
+// given. The kernel sets close-on-exec.
+func (p *Process) DuplicateDescriptor(fd int) (shared int, err error) {
 	err = p.control(func(pidfd int) (err error) {
 		shared, err = unix.PidfdGetfd(pidfd, fd, 0)
 		return err
@@ -117,4 +118,54 @@ func IsNull(path string) (bool, error) {
 		return false, fmt.Errorf("%s: %w", path, err)
 	}
 	return st.Mode&unix.S_IFMT == unix.S_IFCHR && st.Rdev == unix.Mkdev(1, 3), nil
+}
+
+// RearmTimers restarts the periodic timers (timerfd_create(2)) that criu has restored
+// disarmed. An expired periodic timer starts again only when somebody reads it. Until then
+// it has no time left, and criu takes it for disarmed. If a process was stopped for longer
+// than a timer's period, that timer has expired.
+//
+// The timers expire at once, as they had before the dump. The process must not run.
+func (p *Process) RearmTimers() error {
+	open, err := Descriptors(p.PID)
+	for fd, link := range open {
+		if link != "anon_inode:[timerfd]" {
+			continue
+		}
+		if err := p.rearmTimer(fd); err != nil && !errors.Is(err, ErrGone) { // else it was closed meanwhile
+			return fmt.Errorf("timer on descriptor %d of process %d: %w", fd, p.PID, err)
+		}
+	}
+	return err
+}
+
+func (p *Process) rearmTimer(fd int) error {
+	info, err := ReadDescriptor(p.PID, strconv.Itoa(fd))
+	if err != nil {
+		return err
+	}
+	_, text, _ := strings.Cut(info.text, "clockid:")
+	var clock int32
+	var ticks uint64
+	var flags int
+	var timer unix.ItimerSpec
+	if _, err := fmt.Sscanf(text, "%d\nticks: %d\nsettime flags: %o\nit_value: (%d, %d)\nit_interval: (%d, %d)",
+		&clock, &ticks, &flags, &timer.Value.Sec, &timer.Value.Nsec, &timer.Interval.Sec, &timer.Interval.Nsec); err != nil {
+		return fmt.Errorf("its fdinfo could not be parsed: %w: %q", err, info.text)
+	}
+	if ticks == 0 || timer.Value != (unix.Timespec{}) || timer.Interval == (unix.Timespec{}) {
+		return nil // disarmed by the program, a one-shot timer, or still running
+	}
+	timer.Value.Nsec = 1
+	if flags&unix.TFD_TIMER_ABSTIME != 0 {
+		if err := unix.ClockGettime(clock, &timer.Value); err != nil {
+			return err
+		}
+	}
+	own, err := p.DuplicateDescriptor(fd)
+	if err != nil {
+		return err
+	}
+	defer unix.Close(own)
+	return unix.TimerfdSettime(own, flags, &timer, nil)
 }

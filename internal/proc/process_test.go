@@ -9,6 +9,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/prometheus/procfs"
 	"golang.org/x/sys/unix"
 )
 
@@ -16,9 +17,7 @@ import (
 func start(t *testing.T, name string, args ...string) *exec.Cmd {
 	t.Helper()
 	cmd := exec.Command(name, args...)
-	if err := cmd.Start(); err != nil {
-		t.Fatal(err)
-	}
+	must(t, cmd.Start())
 	t.Cleanup(func() {
 		_ = cmd.Process.Kill()
 		_ = cmd.Wait()
@@ -36,9 +35,7 @@ func must(t *testing.T, err error) {
 func open(t *testing.T, pid int) *Process {
 	t.Helper()
 	p, err := Open(pid)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	t.Cleanup(func() { p.Close() })
 	return p
 }
@@ -49,9 +46,7 @@ func TestAZombieHasEnded(t *testing.T) {
 	if !p.Alive() || p.Exiting() {
 		t.Fatal("a running process is reported as ended")
 	}
-	if err := p.Signal(unix.SIGKILL); err != nil {
-		t.Fatal(err)
-	}
+	must(t, p.Signal(unix.SIGKILL))
 	if err := p.WaitExit(t.Context()); err != nil { // nobody has reaped it
 		t.Fatal(err)
 	}
@@ -60,6 +55,9 @@ func TestAZombieHasEnded(t *testing.T) {
 	}
 	if _, err := Reopen(p.Ident); !errors.Is(err, ErrGone) {
 		t.Fatalf("reopened a zombie: %v", err)
+	}
+	if holders, err := HoldersOf([]int{p.PID}); err != nil || !holders[p.PID].Ended {
+		t.Errorf("holders of its pid: %+v, %v", holders, err)
 	}
 	_ = cmd.Wait()
 	if err := p.Signal(unix.SIGKILL); !errors.Is(err, ErrGone) {
@@ -90,12 +88,8 @@ func TestWaitExitEndsWithItsContext(t *testing.T) {
 		}
 		cancel()
 	}
-	if err := p.Signal(unix.SIGKILL); err != nil {
-		t.Fatal(err)
-	}
-	if err := p.WaitExit(t.Context()); err != nil {
-		t.Fatal(err)
-	}
+	must(t, p.Signal(unix.SIGKILL))
+	must(t, p.WaitExit(t.Context()))
 }
 
 func TestOpenProcessRefusesWhatIsNoPID(t *testing.T) {
@@ -112,9 +106,7 @@ func TestTreeHoldsChildrenOfChildren(t *testing.T) {
 	deadline := time.Now().Add(10 * time.Second)
 	for {
 		pids, err := Tree(cmd.Process.Pid)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		if len(pids) == 4 && pids[0] == cmd.Process.Pid {
 			for _, pid := range pids[1:] {
 				if ancestor, err := IsAncestor(cmd.Process.Pid, pid); err != nil || !ancestor {
@@ -134,14 +126,15 @@ func TestTreeHoldsChildrenOfChildren(t *testing.T) {
 func TestParseStatus(t *testing.T) {
 	got, err := parseStatus(7, []byte("Name:\ta name: with colon\nPPid:\t3\nTracerPid:\t12\nNSpid:\t7\t2\t1\n"+
 		"VmLck:\t      16 kB\nRssAnon:\t    40 kB\nRssFile:\t    9 kB\nRssShmem:\t    8 kB\nVmSwap:\t    2 kB\n"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	if got.Name != "a name: with colon" || got.PPID != 3 || got.TracerPID != 12 || !slices.Equal(got.NSPID, []int{7, 2, 1}) || got.ImagePID() != 1 {
 		t.Errorf("status: %+v", got)
 	}
 	if got.Anonymous != 42<<10 || got.Shared != 8<<10 || got.Locked != 16<<10 {
 		t.Errorf("its memory: %+v", got)
+	}
+	if got, err = parseStatus(7, []byte("Name:\ta\x1b[2J é\nNSpid:\t7\n")); err != nil || got.Name != "a?[2J é" {
+		t.Errorf("a name that is not printable: %q, %v", got.Name, err)
 	}
 	for _, bad := range []string{"", "NSpid:\tx\n", "NSpid:\t1\nPPid:\t\n", "NSpid:\t1\nRssAnon:\tmuch kB\n"} {
 		if _, err := parseStatus(7, []byte(bad)); err == nil {
@@ -150,9 +143,83 @@ func TestParseStatus(t *testing.T) {
 	}
 }
 
-func TestANameIsPrintable(t *testing.T) {
-	status, err := parseStatus(7, []byte("Name:\ta\x1b[2J é\nNSpid:\t7\n"))
-	if err != nil || status.Name != "a?[2J é" {
-		t.Fatalf("%q, %v", status.Name, err)
+// TestEndStatusOfAZombieAndOfWhatIsGone compares what is found with what the parent is told.
+func TestEndStatusOfAZombieAndOfWhatIsGone(t *testing.T) {
+	for command, want := range map[string]unix.WaitStatus{"exit 7": 7 << 8, "kill -TERM $$": unix.WaitStatus(unix.SIGTERM), "exit 0": 0} {
+		t.Run(command, func(t *testing.T) {
+			cmd := exec.Command("sh", "-c", "read line; "+command)
+			input, err := cmd.StdinPipe()
+			must(t, err)
+			must(t, cmd.Start())
+			p := open(t, cmd.Process.Pid)
+			if status, known := p.EndStatus(); known {
+				t.Errorf("it runs, and has ended with %#x", status)
+			}
+			input.Close()
+			must(t, p.WaitExit(t.Context()))
+			if status, known := p.EndStatus(); !known || status != want {
+				t.Errorf("the zombie: %#x, %v, want %#x", status, known, want)
+			}
+			_ = cmd.Wait()
+			// An older kernel does not know it. None may tell anything else.
+			if status, known := p.EndStatus(); known && status != want {
+				t.Errorf("it is gone: %#x, want %#x", status, want)
+			} else {
+				t.Logf("the kernel tells: %v", known)
+			}
+		})
+	}
+}
+
+// TestHoldersOf also finds the number of a process group whose leader has ended and was reaped:
+// no new process can get it.
+func TestHoldersOf(t *testing.T) {
+	in, hold, err := os.Pipe()
+	must(t, err)
+	defer in.Close()
+	out, report, err := os.Pipe()
+	must(t, err)
+	leader := exec.Command("sh", "-c", "cat <&3 >/dev/null & echo >&4")
+	leader.ExtraFiles = []*os.File{in, report}
+	leader.SysProcAttr = &unix.SysProcAttr{Setsid: true}
+	must(t, leader.Run())
+	defer hold.Close() // ends the other
+	report.Close()
+	out.Close()
+	tids, err := Threads(os.Getpid())
+	if err != nil || len(tids) < 2 {
+		t.Fatalf("threads %v: %v", tids, err)
+	}
+	tid := slices.Max(tids)
+	group := leader.Process.Pid
+	const nobody = 1<<22 - 1 // the last pid there is, on a kernel that goes so far
+	holders, err := HoldersOf([]int{os.Getpid(), tid, group, nobody})
+	must(t, err)
+	if h := holders[os.Getpid()]; h.PID != os.Getpid() || h.As != "pid" || h.PPID != os.Getppid() || h.Ended {
+		t.Errorf("own pid: %+v", h)
+	}
+	if h := holders[tid]; h.PID != os.Getpid() || h.As != "thread" {
+		t.Errorf("own thread: %+v", h)
+	}
+	if h := holders[group]; h.PID == group || h.PID == 0 || h.As != "session" && h.As != "process group" {
+		t.Errorf("the group without its leader: %+v", h)
+	}
+	if len(holders) != 3 {
+		t.Errorf("holders %+v", holders)
+	}
+}
+
+func TestIsKernelThread(t *testing.T) {
+	const kthreadd = "2 (kthreadd) S 0 0 0 0 -1 2129984 0 0 0 0 0 1 0 0 20 0 1 0 25 0 0 18446744073709551615 0 0 0 0 0 0 0 2147483647 0 0 0 0 0 3 0 0 0 0 0 0 0 0 0 0 0 0 0\n"
+	fs, err := procfs.NewFS(systemOf(t, map[string]string{"2/stat": kthreadd}).Root)
+	must(t, err)
+	p, err := fs.Proc(2)
+	must(t, err)
+	stat, err := p.Stat()
+	if err != nil || !isKernelThread(stat) {
+		t.Errorf("kthreadd: %+v, %v", stat, err)
+	}
+	if is, err := IsKernelThread(os.Getpid()); err != nil || is {
+		t.Errorf("this test: %v, %v", is, err)
 	}
 }

@@ -1,7 +1,6 @@
 package proc
 
 import (
-	"os/exec"
 	"strconv"
 	"strings"
 	"testing"
@@ -12,9 +11,7 @@ import (
 // TestCPUsThatAreMissingAreNamed, and the thread is bound to the others, or to none.
 func TestCPUsThatAreMissingAreNamed(t *testing.T) {
 	var ours unix.CPUSet
-	if err := unix.SchedGetaffinity(0, &ours); err != nil {
-		t.Fatal(err)
-	}
+	must(t, unix.SchedGetaffinity(0, &ours))
 	first := 0
 	for !ours.IsSet(first) {
 		first++
@@ -27,15 +24,9 @@ func TestCPUsThatAreMissingAreNamed(t *testing.T) {
 		{[]int{first, 1000, 1001}, "3 CPUs, but may run on 1 of them here: it is bound to these", strconv.Itoa(first)},
 		{[]int{1000, 1001}, "2 CPUs, but may run on none of them here: it is not bound", ""},
 	} {
-		cmd := exec.Command("sleep", "1000")
-		if err := cmd.Start(); err != nil {
-			t.Fatal(err)
-		}
-		t.Cleanup(func() { _, _ = cmd.Process.Kill(), cmd.Wait() })
+		cmd := start(t, "sleep", "1000")
 		before, err := ReadStatus(cmd.Process.Pid)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		if test.has == "" {
 			test.has = before.CPUs
 		}

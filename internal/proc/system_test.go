@@ -14,12 +14,8 @@ func systemOf(t *testing.T, files map[string]string) System {
 	root := t.TempDir()
 	for name, text := range files {
 		path := filepath.Join(root, name)
-		if err := os.MkdirAll(filepath.Dir(path), 0o700); err != nil {
-			t.Fatal(err)
-		}
-		if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
-			t.Fatal(err)
-		}
+		must(t, os.MkdirAll(filepath.Dir(path), 0o700))
+		must(t, os.WriteFile(path, []byte(text), 0o600))
 	}
 	return System{Root: root}
 }
@@ -105,9 +101,7 @@ func TestMemoryGroupsOnTheWayUp(t *testing.T) {
 				test.want[i].Dir = filepath.Join(s.Root, test.want[i].Dir)
 			}
 			got, err := s.MemoryGroups(7)
-			if err != nil {
-				t.Fatal(err)
-			}
+			must(t, err)
 			if diff := cmp.Diff(test.want, got); diff != "" {
 				t.Error(diff)
 			}

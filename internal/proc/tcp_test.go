@@ -11,20 +11,14 @@ import (
 func TestTCPSocketsAreRead(t *testing.T) {
 	for listen, dial := range map[string]string{"127.0.0.1:0": "127.0.0.1", "[::1]:0": "::1", "[::]:0": "127.0.0.1"} {
 		listener, err := net.Listen("tcp", listen)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		defer listener.Close()
 		at := listener.Addr().(*net.TCPAddr).AddrPort()
 		conn, err := net.Dial("tcp", netip.AddrPortFrom(netip.MustParseAddr(dial), at.Port()).String())
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		defer conn.Close()
 		sockets, err := TCPSockets(os.Getpid())
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		local, remote := conn.LocalAddr().(*net.TCPAddr).AddrPort(), conn.RemoteAddr().(*net.TCPAddr).AddrPort()
 		for name, is := range map[string]func(TCPSocket) bool{
 			"the listener": func(s TCPSocket) bool { return s.Local == at && s.Listening() && !s.Connected() && s.Inode > 0 },

@@ -97,11 +97,11 @@ func holds(want nvrm.Holdings) row {
 			if err != nil {
 				return "", err
 			}
-			answer := nvrm.Ask(nvrm.System, []int{pid}, []int{nvrm.WidestGap}, nil)
-			if answer.Holdings[0] == nil {
+			answer := nvrm.Ask(b.driver.Ioctl(), []int{pid}, []int{nvrm.WidestGap}, nil)
+			if answer.Holdings[pid] == nil {
 				return "", fmt.Errorf("not all of it was found: %w", answer.Err)
 			}
-			got := *answer.Holdings[0]
+			got := *answer.Holdings[pid]
 			got.MemoryBytes = 0
 			if want.HostNUMA == 0 {
 				got.HostNUMA = 0 // it is meaningless for a process on two GPUs

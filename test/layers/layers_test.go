@@ -33,9 +33,9 @@ var layers = [][]string{
 	{"internal/jobs/store", "internal/inspect"},
 	{"internal/image"},
 	{"internal/gpumap", "internal/migrate/wire", "internal/timeline"},
-	{"cudackpt", "criuutil", "internal/criuimage", "internal/inject", "internal/netlock", "internal/pages", "internal/failpoint"},
+	{"cudackpt", "criuutil", "internal/criuimage", "internal/inject", "internal/netlock", "internal/nvrm", "internal/pages", "internal/failpoint"},
 	{"internal/pagemap", "internal/proc"},
-	{"hooks/preflight", "internal/fault", "internal/jobs/life", "internal/migrate/commit", "internal/migrate/predict", "internal/durable", "internal/jsonlines", "internal/nvrm", "internal/testenv/reaper", "internal/self", "internal/units", "internal/version"},
+	{"hooks/preflight", "internal/fault", "internal/jobs/life", "internal/migrate/commit", "internal/migrate/predict", "internal/durable", "internal/jsonlines", "internal/testenv/reaper", "internal/self", "internal/units", "internal/version"},
 }
 
 func layerOf(name string) int {

@@ -153,7 +153,7 @@ func describeProcess(ctx context.Context, pid int, open func() (*cudackpt.Driver
 		return p, 0, err
 	}
 	measured := []inspect.Process{*found.Process}
-	if _, err := inspect.Measure(ctx, driver, measured); err != nil {
+	if err := inspect.Measure(ctx, driver, measured); err != nil {
 		return p, 0, err
 	}
 	p.GPUs, p.MemoryBytes = measured[0].GPUs, measured[0].MemoryBytes

@@ -204,13 +204,13 @@ var gpuChanges = []change{
 	},
 	{
 		name: "a map of its own", change: func(_ *testing.T, j *Job, _ *Room) {
-			j.Map = []gpumap.Rule{{From: gpumap.ByIndex(0), To: gpumap.ByUUID(j.Processes[0].GPUs[1].UUID)}}
+			j.Map = []gpumap.Rule{{From: gpumap.Selector{Index: new(0)}, To: gpumap.Selector{UUID: &j.Processes[0].GPUs[1].UUID}}}
 		},
 		words: []string{"rule", "same model, next in order"},
 	},
 	{
 		name: "a map that cannot be met", change: func(_ *testing.T, j *Job, _ *Room) {
-			j.Map = []gpumap.Rule{{From: gpumap.ByIndex(0), To: gpumap.ByIndex(7), Line: 12}}
+			j.Map = []gpumap.Rule{{From: gpumap.Selector{Index: new(0)}, To: gpumap.Selector{Index: new(7)}, Line: 12}}
 		},
 		want: []string{"error gpu-map"}, words: []string{"index 7"},
 	},

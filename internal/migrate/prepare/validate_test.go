@@ -46,7 +46,7 @@ func sample() *Job {
 		Listening:   []Listener{{PID: 4711, Local: netip.MustParseAddrPort("[::]:29500")}},
 		Options:     image.Options{TCPEstablished: true, NetworkLock: "nftables", Sockets: []string{"/dev/log"}, Pipes: []image.Pipe{{Name: "pipe:[77]"}}},
 		Features:    []string{"network_lock_nftables"},
-		Map:         []gpumap.Rule{{From: gpumap.ByIndex(0), To: gpumap.ByPCI("0000:41:00.0"), Line: 7}},
+		Map:         []gpumap.Rule{{From: gpumap.Selector{Index: new(0)}, To: gpumap.Selector{PCI: "0000:41:00.0"}, Line: 7}},
 	}
 }
 

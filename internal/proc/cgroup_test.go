@@ -1,8 +1,10 @@
 package proc
 
 import (
+	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"testing"
 	"time"
@@ -33,9 +35,7 @@ func newGroup(t *testing.T, hierarchy, control string, pid int) string {
 	if _, err := os.Stat(filepath.Join(dir, control)); err != nil {
 		t.Fatal(err)
 	}
-	if err := os.WriteFile(filepath.Join(dir, "cgroup.procs"), []byte(strconv.Itoa(pid)), 0); err != nil {
-		t.Fatal(err)
-	}
+	must(t, os.WriteFile(filepath.Join(dir, "cgroup.procs"), []byte(strconv.Itoa(pid)), 0))
 	return dir
 }
 
@@ -44,9 +44,7 @@ func computes(t *testing.T, pid int) bool {
 	t.Helper()
 	used := func() float64 {
 		stat, err := procStat(pid)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		return stat.CPUTime()
 	}
 	for before, deadline := used(), time.Now().Add(500*time.Millisecond); time.Now().Before(deadline); time.Sleep(10 * time.Millisecond) {
@@ -61,34 +59,21 @@ func testFreezer(t *testing.T, hierarchy, control string, v1 bool) {
 	p := open(t, start(t, "sh", "-c", "while :; do :; done").Process.Pid)
 	dir := newGroup(t, hierarchy, control, p.PID)
 	t.Cleanup(func() { _ = p.Signal(9) })
-	freezers, err := FreezersOf(p.PID)
-	if err != nil {
-		t.Fatal(err)
-	}
-	var freezer *Freezer
-	for i := range freezers {
-		if freezers[i].Dir == dir {
-			freezer = &freezers[i]
-		}
-	}
-	if freezer == nil || freezer.V1 != v1 {
-		t.Fatalf("freezers of the process: %+v, want %s", freezers, dir)
+	freezer := Freezer{dir, v1}
+	if freezers, err := FreezersOf(p.PID); err != nil || !slices.Contains(freezers, freezer) {
+		t.Fatalf("freezers of the process: %+v (%v), want %+v", freezers, err, freezer)
 	}
 	if frozen, err := FrozenBy(p.PID); err != nil || len(frozen) != 0 {
 		t.Fatalf("frozen by %v %v before anything was frozen", frozen, err)
 	}
-	if err := freezer.Freeze(t.Context()); err != nil {
-		t.Fatal(err)
-	}
-	if frozen, err := FrozenBy(p.PID); err != nil || len(frozen) != 1 || frozen[0] != *freezer {
+	must(t, freezer.Freeze(t.Context()))
+	if frozen, err := FrozenBy(p.PID); err != nil || len(frozen) != 1 || frozen[0] != freezer {
 		t.Fatalf("frozen by %v %v, want %v", frozen, err, freezer)
 	}
 	if computes(t, p.PID) {
 		t.Error("a frozen process computes")
 	}
-	if err := freezer.Thaw(t.Context()); err != nil {
-		t.Fatal(err)
-	}
+	must(t, freezer.Thaw(t.Context()))
 	if !computes(t, p.PID) {
 		t.Error("a thawed process does not compute")
 	}
@@ -112,4 +97,27 @@ func TestFreezerV2(t *testing.T) {
 		t.Skip("this machine mounts no cgroup v2 hierarchy")
 	}
 	testFreezer(t, hierarchy, "cgroup.freeze", false)
+}
+
+// On a host with many mounts, the mounts are read once for a tree of many processes.
+func TestMountsAreReadOnceForManyProcesses(t *testing.T) {
+	files := map[string]string{"proc/self/mountinfo": v2Mount}
+	for pid := 1; pid <= 3; pid++ {
+		files[fmt.Sprintf("proc/%d/cgroup", pid)] = fmt.Sprintf("0::/job/%d\n", pid)
+		dir := fmt.Sprintf("sys/fs/cgroup/job/%d/", pid)
+		files[dir+"cgroup.freeze"], files[dir+"memory.max"], files[dir+"memory.current"], files[dir+"memory.stat"] = "1\n", "4096\n", "1\n", "active_file 0\n"
+	}
+	system := systemOf(t, files)
+	hierarchies, err := system.Hierarchies()
+	must(t, err)
+	must(t, os.WriteFile(system.path("proc/self/mountinfo"), []byte("not read a second time"), 0o600))
+	for pid := 1; pid <= 3; pid++ {
+		dir := system.path(fmt.Sprintf("sys/fs/cgroup/job/%d", pid))
+		if frozen, err := hierarchies.FrozenBy(pid); err != nil || len(frozen) != 1 || frozen[0] != (Freezer{Dir: dir}) {
+			t.Errorf("process %d: frozen by %v (%v), want %s", pid, frozen, err, dir)
+		}
+		if groups, err := hierarchies.MemoryGroups(pid); err != nil || len(groups) != 1 || groups[0].Dir != dir || groups[0].Limit != 4096 {
+			t.Errorf("process %d: limited by %+v (%v), want %s", pid, groups, err, dir)
+		}
+	}
 }

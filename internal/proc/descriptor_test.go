@@ -2,6 +2,7 @@ package proc
 
 import (
 	"os"
+	"os/exec"
 	"testing"
 	"unsafe"
 
@@ -20,15 +21,11 @@ func TestRearmTimers(t *testing.T) {
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			timer, err := unix.TimerfdCreate(test.clock, unix.TFD_CLOEXEC|unix.TFD_NONBLOCK)
-			if err != nil {
-				t.Fatal(err)
-			}
+			must(t, err)
 			defer unix.Close(timer)
 			// The timer as criu restores it.
 			dead := unix.ItimerSpec{Interval: unix.Timespec{Nsec: 1e6}}
-			if err := unix.TimerfdSettime(timer, test.flags, &dead, nil); err != nil {
-				t.Fatal(err)
-			}
+			must(t, unix.TimerfdSettime(timer, test.flags, &dead, nil))
 			if test.ticks != 0 {
 				const setTicks = 0x40085400 // TFD_IOC_SET_TICKS
 				if _, _, errno := unix.Syscall(unix.SYS_IOCTL, uintptr(timer), setTicks, uintptr(unsafe.Pointer(&test.ticks))); errno != 0 {
@@ -36,13 +33,9 @@ func TestRearmTimers(t *testing.T) {
 				}
 			}
 			process, err := Open(os.Getpid())
-			if err != nil {
-				t.Fatal(err)
-			}
+			must(t, err)
 			defer process.Close()
-			if err := process.RearmTimers(); err != nil {
-				t.Fatal(err)
-			}
+			must(t, process.RearmTimers())
 			if test.ticks == 0 {
 				var now unix.ItimerSpec
 				if err := unix.TimerfdGettime(timer, &now); err != nil || now.Value != (unix.Timespec{}) {
@@ -68,5 +61,35 @@ func TestRearmTimers(t *testing.T) {
 				}
 			}
 		})
+	}
+}
+
+func TestSameFileKnowsInheritedDescriptors(t *testing.T) {
+	first, err := os.Open(os.DevNull)
+	must(t, err)
+	defer first.Close()
+	again, err := os.Open(os.DevNull)
+	must(t, err)
+	defer again.Close()
+	cmd := exec.Command("/bin/sleep", "100")
+	cmd.ExtraFiles = []*os.File{first} // descriptor 3
+	must(t, cmd.Start())
+	defer func() {
+		_ = cmd.Process.Kill()
+		_ = cmd.Wait()
+	}()
+	for fd, want := range map[int]bool{int(first.Fd()): true, int(again.Fd()): false, 1 << 19: false} {
+		if same, err := SameFile(cmd.Process.Pid, 3, os.Getpid(), fd); err != nil || same != want {
+			t.Errorf("descriptor %d is the same file: %v (%v), want %v", fd, same, err, want)
+		}
+	}
+	if memory, files, err := SharedTables(cmd.Process.Pid, os.Getpid()); err != nil || memory || files {
+		t.Errorf("a process of its own shares its memory (%v) or its descriptors (%v, %v)", memory, files, err)
+	}
+	if memory, files, err := SharedTables(os.Getpid(), os.Getpid()); err != nil || !memory || !files {
+		t.Errorf("a process does not share its memory (%v) or its descriptors (%v, %v) with itself", memory, files, err)
+	}
+	if _, err := SameFile(1<<22, 0, os.Getpid(), 0); err == nil {
+		t.Error("there is no such process")
 	}
 }
