@@ -95,26 +95,19 @@ type wayBack struct {
 	atOnce       chan struct{} // one element for each process that is being filled in
 }
 
-// doAll does steps one after another.
+// doAll does steps one after another, each within restore.timeout.
 func (b *wayBack) doAll(ctx context.Context, steps []session.Step) error {
 	for _, step := range steps {
-		if err := b.do(ctx, string(step.Name), step.Do); err != nil {
-			return err
+		name := string(step.Name)
+		ctx, cancel := context.WithTimeout(ctx, b.Env.Config.Restore.Timeout)
+		err := b.Failpoint(ctx, string(b.Kind)+".back."+name)
+		if err == nil {
+			err = b.Timed(name, func() error { return step.Do(ctx) })
 		}
-	}
-	return nil
-}
-
-// do does one step, within restore.timeout.
-func (b *wayBack) do(ctx context.Context, name string, step func(context.Context) error) error {
-	ctx, cancel := context.WithTimeout(ctx, b.Env.Config.Restore.Timeout)
-	defer cancel()
-	err := b.Failpoint(ctx, string(b.Kind)+".back."+name)
-	if err == nil {
-		err = b.Timed(name, func() error { return step(ctx) })
-	}
-	if err != nil {
-		return fmt.Errorf("%s: %w", name, err)
+		cancel()
+		if err != nil {
+			return fmt.Errorf("%s: %w", name, err)
+		}
 	}
 	return nil
 }

@@ -235,6 +235,18 @@ func MakeSessionsDir(runDir string) (string, error) {
 	return dir, nil
 }
 
+// MakeDir makes a directory in the run directory, for other things than sessions.
+func MakeDir(runDir, name string) (string, error) {
+	if _, err := MakeSessionsDir(runDir); err != nil {
+		return "", err
+	}
+	dir := filepath.Join(runDir, name)
+	if err := os.MkdirAll(dir, 0o700); err != nil {
+		return "", fmt.Errorf("run directory: %w", err)
+	}
+	return dir, nil
+}
+
 // IsForeign reports whether this program does not run as root and may not use the run directory. Then
 // nothing in it is about what this program dumps.
 func IsForeign(runDir string) bool {

@@ -81,15 +81,13 @@ func PagesToFill(l *pages.Listing, fd *int) *MemberPages {
 }
 
 // Alive reports whether the process has not ended and is not about to end.
-func (m Member) Alive() bool { return !m.ended() }
-
-func (m Member) ended() bool {
+func (m Member) Alive() bool {
 	process, err := proc.Reopen(m.Ident)
 	if err == nil {
 		defer process.Close()
-		return process.Exiting()
+		return !process.Exiting()
 	}
-	return errors.Is(err, proc.ErrGone)
+	return !errors.Is(err, proc.ErrGone)
 }
 
 // pidsOf returns the pids of members.

@@ -11,6 +11,7 @@ import (
 	"cucriu/internal/engine"
 	"cucriu/internal/inject"
 	"cucriu/internal/inspect"
+	"cucriu/internal/journal"
 	"cucriu/internal/proc"
 )
 
@@ -57,10 +58,7 @@ func (d leftovers) findChildren(ctx context.Context) ([]child, error) {
 	if err != nil {
 		return nil, err
 	}
-	cuda := make([]inspect.Process, len(d.Members))
-	for i, m := range d.Members {
-		cuda[i] = m.Process
-	}
+	cuda := journal.ProcessesOf(d.Members)
 	found := make([]*child, len(pids))
 	err = engine.ParallelUpTo(runtime.NumCPU(), len(pids), func(i int) (err error) {
 		if slices.ContainsFunc(cuda, func(p inspect.Process) bool { return p.PID == pids[i] }) {

@@ -164,8 +164,11 @@ func (d *dump) parkTree(ctx context.Context) error {
 		// A process may have made another since the last look: it was about to fork when it was told to
 		// stop, or somebody continued it before it was parked.
 		again, err := d.stopOthers(ctx)
-		if err != nil || !again {
+		if err != nil {
 			return err
+		}
+		if !again {
+			return d.noteStopped()
 		}
 	}
 }

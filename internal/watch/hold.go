@@ -148,20 +148,16 @@ func decided(s *journal.Record) journal.Decision {
 // awaitCriuOf waits until the session's criu has ended: until then the program that runs it may still
 // make or stop processes, and needs the session. It returns the session as it is then, locked.
 func awaitCriuOf(ctx context.Context, s *session.Session) (*session.Session, error) {
-	criu, err := proc.Reopen(s.Criu)
-	if errors.Is(err, proc.ErrGone) || errors.Is(err, proc.ErrElsewhere) {
+	if gone, err := session.Gone(s.Criu); gone || errors.Is(err, proc.ErrElsewhere) {
 		return s, nil
-	}
-	if err != nil {
+	} else if err != nil {
 		return s, err
 	}
-	defer criu.Close()
 	ctx, cancel := context.WithTimeout(ctx, s.Env.Config.Restore.Timeout)
 	defer cancel()
 	s.LetGo()
-	if err := criu.WaitExit(ctx); err != nil {
-		err = fmt.Errorf("criu, process %d, does not end: %w", s.Criu.PID, err)
-		return s, err
+	if err := session.AwaitExit(ctx, s.Criu); err != nil {
+		return s, fmt.Errorf("criu, process %d, does not end: %w", s.Criu.PID, err)
 	}
 	locked, err := journal.LoadWithin(ctx, s.Dir())
 	if err != nil {
@@ -242,18 +238,4 @@ func abandoned(s *journal.Record) (bool, error) {
 		return false, nil
 	}
 	return gone, err
-}
-
-// awaitHolder waits until the holder of a held job has ended. The session must not be locked: the
-// holder decides.
-func awaitHolder(ctx context.Context, s *session.Session) error {
-	holder, err := proc.Reopen(s.Hold.Holder)
-	if errors.Is(err, proc.ErrGone) {
-		return nil
-	}
-	if err != nil {
-		return err
-	}
-	defer holder.Close()
-	return holder.WaitExit(ctx)
 }
