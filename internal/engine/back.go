@@ -32,11 +32,13 @@ import (
 // threads run under trace while they are unlocked. A container that was paused stays paused. After an
 // error the processes are left as they are.
 func BringBack(ctx context.Context, driver *cudackpt.Driver, s *session.Session, targets []*Target) error {
-	b := &wayBack{Session: s, driver: driver, all: targets, leaveStopped: s.LeavesStopped(), atOnce: make(chan struct{}, fillsAtOnce())}
+	b := &wayBack{Session: s, driver: driver, all: targets, toPause: s.Paused, leaveStopped: s.LeavesStopped(), atOnce: make(chan struct{}, fillsAtOnce())}
 	defer func() { _ = b.release(context.WithoutCancel(ctx)) }() // after an error
-	var err error
-	if b.toPause, err = toPauseAgain(&s.Record); err != nil {
-		return err
+	if s.HandedOver() {
+		var err error
+		if b.toPause, err = PausedStill(&s.Record); err != nil {
+			return err
+		}
 	}
 	if err := b.findCUDA(ctx); err != nil {
 		return err

@@ -90,15 +90,6 @@ func (m Member) Alive() bool {
 	return !errors.Is(err, proc.ErrGone)
 }
 
-// pidsOf returns the pids of members.
-func pidsOf(members []Member) []int {
-	pids := make([]int, len(members))
-	for i, member := range members {
-		pids[i] = member.PID
-	}
-	return pids
-}
-
 // IdentsOf returns the identities of the members' processes.
 func IdentsOf(members []Member) []proc.Ident {
 	ids := make([]proc.Ident, len(members))

@@ -209,26 +209,24 @@ func concludeHeld(ctx context.Context, s *session.Session) (done bool, err error
 			return true, err
 		}
 	}
-	if s.Hold.Decision == journal.DecisionEnd {
-		if s.Kind == journal.KindRestore && s.Root == nil { // criu was killed before anybody knew
-			if _, err := findRoot(s); err != nil {
-				return true, err
-			}
-		}
-		if s.Kind == journal.KindDump {
-			err = endDumped(ctx, s)
-		} else {
-			err = session.KillTree(&s.Record)
-		}
-		if err != nil {
+	if s.Hold.Decision != journal.DecisionEnd {
+		return false, nil
+	}
+	if s.Kind == journal.KindDump {
+		if err := endDumped(ctx, s); err != nil {
 			return true, err
-		}
-		if s.Kind == journal.KindRestore {
-			return true, s.Close(journal.OutcomeKilled, "the copy here was ended (migration "+s.Hold.ID+")")
 		}
 		return true, s.Close(journal.OutcomeMoved, "the job has moved to "+s.Hold.Peer+" (migration "+s.Hold.ID+")")
 	}
-	return false, nil
+	if s.Root == nil { // criu was killed before anybody knew
+		if _, err := findRoot(s); err != nil {
+			return true, err
+		}
+	}
+	if err := session.KillTree(&s.Record); err != nil {
+		return true, err
+	}
+	return true, s.Close(journal.OutcomeKilled, "the copy here was ended (migration "+s.Hold.ID+")")
 }
 
 // abandoned reports whether the holder has ended.
