@@ -54,11 +54,8 @@ func addNeeds(ctx context.Context, hook *hooks.Hook, options *Options) (needs []
 
 // answers reports whether an option that was given by hand is an answer to a finding.
 func (o *Options) answers(f preflight.Finding) bool {
-	switch f.Name {
-	case preflight.FindingUNIXSocket:
-		return slices.ContainsFunc(o.RPC.GetExternal(), func(name string) bool { return strings.HasPrefix(name, "unix[") })
-	}
-	return false
+	return f.Name == preflight.FindingUNIXSocket &&
+		slices.ContainsFunc(o.RPC.GetExternal(), func(name string) bool { return strings.HasPrefix(name, "unix[") })
 }
 
 // gives reports whether something else is there in place of an option: what was given by hand, or the

@@ -134,7 +134,7 @@ func (b *wayBack) findCUDA(ctx context.Context) error {
 // stop brings every thread into the group-stop, out of a freezer too: the SIGSTOP is queued before the
 // thaw, and takes effect before a thawed thread runs on.
 func (b *wayBack) stop(ctx context.Context) error {
-	if err := SignalAll(b.cuda, unix.SIGSTOP); err != nil {
+	if err := session.SignalProcesses(unix.SIGSTOP, ProcessesOf(b.cuda)...); err != nil {
 		return err
 	}
 	if err := thawAll(ctx, b.cuda); err != nil {

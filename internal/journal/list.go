@@ -127,13 +127,8 @@ func FindHold(runDir, id string) (*Session, error) {
 	return nil, fmt.Errorf("migration %s: no session of it in %s: %w", id, runDir, os.ErrNotExist)
 }
 
-// DumpsInto lists the sessions that dump into a directory.
-func DumpsInto(runDir string, dir os.FileInfo) ([]*Session, error) {
-	all, err := List(runDir)
-	return dumpsInto(all, dir), err
-}
-
-func dumpsInto(all []*Session, dir os.FileInfo) (into []*Session) {
+// DumpsInto lists those sessions that dump into a directory.
+func DumpsInto(all []*Session, dir os.FileInfo) (into []*Session) {
 	for _, s := range all {
 		if s.Kind != KindDump {
 			continue

@@ -111,7 +111,7 @@ func (s *Session) checkUnclaimed(all []*Session) error {
 	if err != nil || s.Kind != KindDump {
 		return nil // if there is none, no other dump goes there either
 	}
-	for _, other := range dumpsInto(all, dir) {
+	for _, other := range DumpsInto(all, dir) {
 		if other.Outcome == "" {
 			return other.ClaimConflict()
 		}

@@ -53,7 +53,7 @@ func (d leftovers) releaseChildren(ctx context.Context) error {
 }
 
 // findChildren finds the forked children in the tree. What it found before an error is returned, too.
-func (d leftovers) findChildren(ctx context.Context) ([]child, error) {
+func (d leftovers) findChildren(ctx context.Context) ([]*child, error) {
 	pids, err := proc.Tree(d.Root)
 	if err != nil {
 		return nil, err
@@ -69,13 +69,7 @@ func (d leftovers) findChildren(ctx context.Context) ([]child, error) {
 		}
 		return err
 	})
-	var children []child
-	for _, c := range found {
-		if c != nil {
-			children = append(children, *c)
-		}
-	}
-	return children, err
+	return slices.DeleteFunc(found, func(c *child) bool { return c == nil }), err
 }
 
 // findChild returns a process as a forked child; nil if it holds nothing of the driver.

@@ -23,7 +23,7 @@ import (
 func (d *dump) stopTree(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, d.PatienceForAll())
 	defer cancel()
-	if err := engine.SignalAll(d.Targets, unix.SIGSTOP); err != nil {
+	if err := session.SignalProcesses(unix.SIGSTOP, engine.ProcessesOf(d.Targets)...); err != nil {
 		return err
 	}
 	for again := true; again; {
