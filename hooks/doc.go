@@ -34,7 +34,7 @@
 //	stop        SIGSTOP to the whole tree; wait until every thread is in state T, and until nobody
 //	            is left who could make new processes
 //	park        every thread except the restore threads: no SIGCONT runs it now; look for new
-//	            processes once more
+//	            processes once more; link files in use by removed names (package checkpoint alone)
 //	children    take the driver's files and mappings from children that were forked from a CUDA
 //	            process
 //	trace       let the restore threads run, and nothing else

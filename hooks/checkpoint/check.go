@@ -133,7 +133,6 @@ func (c fileCheck) findings(dir string) (preflight.Findings, error) {
 			continue
 		}
 		if finding := c.compare(f); finding.Name != "" {
-			finding.Severity = preflight.SeverityError
 			findings = append(findings, finding)
 		}
 	}
@@ -159,26 +158,24 @@ func (c fileCheck) compare(f criuimage.File) (finding preflight.Finding) {
 	if c.anyRights {
 		mode, then = mode&^0o777, then&^0o777
 	}
+	const remedy = "restore it as it was"
+	found := func(name, remedy, text string, args ...any) preflight.Finding {
+		return preflight.Finding{Name: name, Severity: preflight.SeverityError, Message: f.Path + fmt.Sprintf(text, args...), Remedy: remedy}
+	}
+	const hadBytes = " has %d bytes, but had %d at the dump"
 	switch {
 	case err != nil && kind == unix.S_IFDIR:
-		finding.Name, finding.Remedy = preflight.FindingDirectory, "mkdir -p "+f.Path
-		finding.Message = fmt.Sprintf("%s, which the job has open or as its working directory, cannot be found (%v)", f.Path, err)
+		return found(preflight.FindingDirectory, "mkdir -p "+f.Path, ", which the job has open or as its working directory, cannot be found (%v)", err)
 	case err != nil:
-		finding.Name, finding.Remedy = preflight.FindingFileMissing, "restore it as it was"
-		finding.Message = fmt.Sprintf("%s, which the job uses, cannot be found (%v)", f.Path, err)
+		return found(preflight.FindingFileMissing, remedy, ", which the job uses, cannot be found (%v)", err)
 	case now.Mode&unix.S_IFMT != kind:
-		finding.Name, finding.Remedy = preflight.FindingFileDiffers, "restore it as it was"
-		finding.Message = fmt.Sprintf("%s is %s, but was %s at the dump", f.Path, kindOf(now.Mode), kindOf(f.Mode))
+		return found(preflight.FindingFileDiffers, remedy, " is %s, but was %s at the dump", kindOf(now.Mode), kindOf(f.Mode))
 	case mode != then:
-		finding.Name, finding.Remedy = preflight.FindingFileDiffers, fmt.Sprintf("chmod %04o %s", f.Mode&0o7777, f.Path)
-		finding.Message = fmt.Sprintf("%s has mode %04o, but had %04o at the dump", f.Path, now.Mode&0o7777, f.Mode&0o7777)
+		return found(preflight.FindingFileDiffers, fmt.Sprintf("chmod %04o %s", f.Mode&0o7777, f.Path), " has mode %04o, but had %04o at the dump", now.Mode&0o7777, f.Mode&0o7777)
+	case f.Size >= 0 && now.Size > f.Size && f.AtEnd:
+		return found(preflight.FindingFileDiffers, "cucriu restore --cut-logs truncates it, and keeps the newer content beside it", hadBytes+": it has grown", now.Size, f.Size)
 	case f.Size >= 0 && now.Size != f.Size:
-		finding.Name, finding.Remedy = preflight.FindingFileDiffers, "restore it as it was"
-		finding.Message = fmt.Sprintf("%s has %d bytes, but had %d at the dump", f.Path, now.Size, f.Size)
-		if f.AtEnd && now.Size > f.Size {
-			finding.Message += ": it has grown"
-			finding.Remedy = "cucriu restore --cut-logs truncates it, and keeps the newer content beside it"
-		}
+		return found(preflight.FindingFileDiffers, remedy, hadBytes, now.Size, f.Size)
 	}
 	return finding
 }

@@ -12,6 +12,7 @@ import (
 	"cucriu/hooks"
 	"cucriu/hooks/preflight"
 	"cucriu/internal/image"
+	"cucriu/internal/inspect"
 	"cucriu/internal/journal"
 	"cucriu/internal/proc"
 	"cucriu/internal/session"
@@ -68,12 +69,13 @@ func Dump(ctx context.Context, hook *hooks.Hook, dir string, options Options) (R
 	if err != nil {
 		return refused(err)
 	}
-	if !options.RPC.GetLinkRemap() {
-		settleNames, err := giveNames(hook.Log, removed)
-		if err != nil {
+	names := givenNames{log: hook.Log}
+	givesNames := !options.ByHand && !options.RPC.GetLinkRemap()
+	if givesNames {
+		defer func() { names.settle(complete) }()
+		if err := names.give(removed); err != nil {
 			return refused(err)
 		}
-		defer func() { settleNames(complete) }()
 	}
 	publish := func() error {
 		// Not earlier: where no process uses CUDA, the hook removes what it takes for an earlier
@@ -94,6 +96,12 @@ func Dump(ctx context.Context, hook *hooks.Hook, dir string, options Options) (R
 		return refused(err)
 	}
 	d.stage.Early = early
+	if givesNames {
+		d.stage.Stopped = func() error {
+			removed, err := inspect.RemovedNames(int(options.RPC.GetPid()))
+			return errors.Join(err, names.give(removed))
+		}
+	}
 	leavesRunning := d.criu.LeaveRunning || d.criu.LeaveStopped
 	if !leavesRunning {
 		d.stage.CommittedDir = dir

@@ -16,22 +16,29 @@ import (
 // deleted is what the kernel appends to a name that was removed.
 const deleted = " (deleted)"
 
-// giveNames gives names to the files that the tree uses by removed ones: the names that the kernel
-// tells of them, "NAME (deleted)", by which criu looks for them. criu's own way, --link-remap, makes
-// names of small numbers, of which two dumped jobs cannot have the same in one directory, and removes
-// them early in a restore, so that an image whose restore fails after that is lost.
+// givenNames are names that a dump gives to the files that the tree uses by removed ones: the names that
+// the kernel tells of them, "NAME (deleted)", by which criu looks for them. criu's own way, --link-remap,
+// makes names of small numbers, of which two dumped jobs cannot have the same in one directory, and
+// removes them early in a restore, so that an image whose restore fails after that is lost.
 //
-// The function that it returns must be called once the dump has ended. It takes the names away again
-// unless there is an image.
-func giveNames(log *slog.Logger, removed []inspect.RemovedName) (settle func(keep bool), err error) {
-	var given []func(keep bool) error
-	settle = func(keep bool) {
-		for _, name := range given {
-			if err := name(keep); err != nil {
-				log.Warn("a name that was given to a file for the dump could not be removed", "error", err)
-			}
+// They are given before criu is started, so that a dump that cannot give one is refused before anything
+// is touched, and again once the tree is stopped: until then it may remove more.
+type givenNames struct {
+	log   *slog.Logger
+	given []func(keep bool) error
+}
+
+// settle must be called once the dump has ended. It takes the names away again unless there is an image.
+func (g *givenNames) settle(keep bool) {
+	for _, name := range g.given {
+		if err := name(keep); err != nil {
+			g.log.Warn("a name that was given to a file for the dump could not be removed", "error", err)
 		}
 	}
+}
+
+// give gives the names that are not given yet.
+func (g *givenNames) give(removed []inspect.RemovedName) error {
 	for _, name := range removed {
 		settleOne, err := giveName(name)
 		if errors.Is(err, os.ErrExist) {
@@ -41,14 +48,13 @@ func giveNames(log *slog.Logger, removed []inspect.RemovedName) (settle func(kee
 			continue // closed in the meantime, or its folder was removed too
 		}
 		if err != nil {
-			settle(false)
-			return settle, fmt.Errorf("process %d uses %s under this name, which was removed, and the file cannot be linked under another: %w", name.PID, name.Path, err)
+			return fmt.Errorf("process %d uses %s under this name, which was removed, and the file cannot be linked under another: %w", name.PID, name.Path, err)
 		}
-		given = append(given, settleOne)
-		log.Warn("a file is in use under a removed name: the image can be restored on this host only, and only while the file exists",
+		g.given = append(g.given, settleOne)
+		g.log.Warn("a file is in use under a removed name: the image can be restored on this host only, and only while the file exists",
 			"file", name.Path+deleted, "pid", name.PID)
 	}
-	return settle, nil
+	return nil
 }
 
 // giveName links a file to the name that the kernel tells of it. No link on the way is followed:

@@ -20,7 +20,7 @@ import (
 
 // addNeeds finds the options that the tree needs, and adds those to the request that are not in it.
 // record is for the image, so that the restore needs none of them; nil if there is nothing to be
-// recorded. removed are for [giveNames]. It refuses what no option helps against.
+// recorded. removed are for [givenNames]. It refuses what no option helps against.
 func addNeeds(ctx context.Context, hook *hooks.Hook, options *Options) (needs []preflight.Need, record *image.Options, removed []inspect.RemovedName, err error) {
 	if options.ByHand {
 		return nil, nil, nil, nil
@@ -38,7 +38,7 @@ func addNeeds(ctx context.Context, hook *hooks.Hook, options *Options) (needs []
 		return nil, nil, nil, err
 	}
 	found, needs := wanted.Options, slices.DeleteFunc(wanted.Needs, options.gives)
-	found.LinkRemap = false // see giveNames
+	found.LinkRemap = false // see givenNames
 	for _, need := range needs {
 		hook.Log.Info("passing "+need.Option+" to criu", "why", need.Why)
 		if need.Risk != "" {
@@ -54,15 +54,12 @@ func addNeeds(ctx context.Context, hook *hooks.Hook, options *Options) (needs []
 
 // answers reports whether an option that was given by hand is an answer to a finding.
 func (o *Options) answers(f preflight.Finding) bool {
-	switch f.Name {
-	case preflight.FindingUNIXSocket:
-		return slices.ContainsFunc(o.RPC.GetExternal(), func(name string) bool { return strings.HasPrefix(name, "unix[") })
-	}
-	return false
+	return f.Name == preflight.FindingUNIXSocket &&
+		slices.ContainsFunc(o.RPC.GetExternal(), func(name string) bool { return strings.HasPrefix(name, "unix[") })
 }
 
 // gives reports whether something else is there in place of an option: what was given by hand, or the
-// names that [giveNames] makes.
+// names that [givenNames] makes.
 func (o *Options) gives(need preflight.Need) bool {
 	name, _, _ := strings.Cut(need.Option, " ")
 	return name == "--link-remap" || name == "--network-lock" && o.RPC.NetworkLock != nil || name == "--ghost-limit" && o.RPC.GhostLimit != nil

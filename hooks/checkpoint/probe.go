@@ -26,6 +26,7 @@ import (
 	"cucriu/hooks"
 	"cucriu/internal/criuimage"
 	"cucriu/internal/image"
+	"cucriu/internal/journal"
 	"cucriu/internal/proc"
 )
 
@@ -122,7 +123,7 @@ func probe(ctx context.Context, hook *hooks.Hook, dir string, o ProbeOptions, us
 	} else if r.Options, err = image.ReadOptions(dir); err != nil {
 		return t, err
 	}
-	if r.Base, err = emptyDir(hook.Config.RunDir); err != nil {
+	if r.Base, err = journal.MakeDir(hook.Config.RunDir, noPlugins); err != nil {
 		return t, err
 	}
 	open, err := os.Open(dir)
@@ -297,23 +298,12 @@ func (r *probeRequest) restore(ctx context.Context, dir string) (t image.Trial, 
 	if err != nil {
 		return t, err
 	}
-	open, err := os.Open(changed)
+	closeDirs, err := o.addFiles(o.RPC, changed, workDir)
+	defer closeDirs()
 	if err != nil {
 		return t, err
 	}
-	defer open.Close()
-	var files []*os.File
-	for n, i := range o.Inherit {
-		files = append(files, i.File)
-		o.RPC.InheritFd = append(o.RPC.InheritFd, &rpc.InheritFd{Key: proto.String(i.Name), Fd: proto.Int32(int32(criuutil.FirstInherited + n))})
-	}
-	work, err := os.Open(workDir)
-	if err != nil {
-		return t, err
-	}
-	defer work.Close()
-	o.RPC.ImagesDirFd, o.RPC.WorkDirFd = proto.Int32(int32(open.Fd())), proto.Int32(int32(work.Fd()))
-	swrk, err := criuutil.StartSwrk(r.Criu, append(os.Environ(), "CRIU_LIBS_DIR="+r.Base), output, files...)
+	swrk, err := criuutil.StartSwrk(r.Criu, append(os.Environ(), "CRIU_LIBS_DIR="+r.Base), output, o.inherited()...)
 	if err != nil {
 		return t, err
 	}

@@ -134,7 +134,7 @@ func start(hook *hooks.Hook, kind journal.Kind, options Options, imagesDir strin
 		return nil, err
 	}
 	d.stage = stages.Stage{ImageDir: imagesDir, Client: &self, Hold: options.Hold, Written: options.Written}
-	empty, err := emptyDir(hook.Config.RunDir)
+	empty, err := journal.MakeDir(hook.Config.RunDir, noPlugins)
 	if err != nil {
 		return nil, err
 	}
@@ -173,11 +173,7 @@ func (d *criuSession) startSwrk(path string, env []string) (err error) {
 		return fmt.Errorf("directory for criu's log: %w", err)
 	}
 	if err = os.Remove(d.output.Name()); err == nil {
-		var files []*os.File
-		for _, i := range d.options.Inherit {
-			files = append(files, i.File)
-		}
-		d.swrk, err = criuutil.StartSwrk(path, env, d.output, files...)
+		d.swrk, err = criuutil.StartSwrk(path, env, d.output, d.options.inherited()...)
 	}
 	if errors.Is(err, criuutil.ErrNoAnswer) { // it has ended at once
 		err = d.noCriu(err)
@@ -197,17 +193,8 @@ func (d *criuSession) said() string {
 	return strings.TrimSpace(string(text))
 }
 
-// emptyDir makes a folder for plugins that holds none.
-func emptyDir(runDir string) (string, error) {
-	if _, err := journal.MakeSessionsDir(runDir); err != nil {
-		return "", err
-	}
-	dir := filepath.Join(runDir, "no-plugins")
-	if err := os.MkdirAll(dir, 0o700); err != nil {
-		return "", fmt.Errorf("run directory: %w", err)
-	}
-	return dir, nil
-}
+// noPlugins is the folder for criu's plugins in the run directory, which holds none.
+const noPlugins = "no-plugins"
 
 const keepLogs = 32 // folders of criu's logs in the run directory
 
@@ -223,10 +210,10 @@ func (d *criuSession) prepareWorkDir() error {
 		}
 		return nil
 	}
-	if _, err := journal.MakeSessionsDir(d.hook.Config.RunDir); err != nil {
+	logs, err := journal.MakeDir(d.hook.Config.RunDir, "logs")
+	if err != nil {
 		return err
 	}
-	logs := filepath.Join(d.hook.Config.RunDir, "logs")
 	// The names sort by time.
 	d.workDir = filepath.Join(logs, fmt.Sprintf("%s-%s-%d", d.begun.UTC().Format("20060102T150405.000"), d.kind, os.Getpid()))
 	if err := os.MkdirAll(d.workDir, 0o700); err != nil {
@@ -253,37 +240,23 @@ func (d *criuSession) do(ctx context.Context) (_ *rpc.CriuResp, err error) {
 			err = preflight.AsRefusal(err)
 		}
 	}()
+	if d.options.RPC.LogFile == nil {
+		d.options.RPC.LogFile = proto.String(string(d.kind) + ".log")
+	}
 	opts := proto.Clone(d.options.RPC).(*rpc.CriuOpts)
-	imagesDir, release, err := d.changedImages()
-	defer release()
-	var images *os.File
-	if err == nil {
-		images, err = os.Open(imagesDir)
-	}
-	if err != nil {
-		return nil, errors.Join(fmt.Errorf("image directory: %w", err), d.swrk.Close())
-	}
-	defer images.Close()
-	work, err := os.Open(d.workDir)
-	if err != nil {
-		return nil, errors.Join(fmt.Errorf("directory for criu's log: %w", err), d.swrk.Close())
-	}
-	defer work.Close()
-	for n, i := range d.options.Inherit {
-		opts.InheritFd = append(opts.InheritFd, &rpc.InheritFd{Key: proto.String(i.Name), Fd: proto.Int32(int32(criuutil.FirstInherited + n))})
-	}
-	opts.ImagesDirFd = proto.Int32(int32(images.Fd()))
-	opts.WorkDirFd = proto.Int32(int32(work.Fd()))
-	if opts.LogFile == nil {
-		opts.LogFile = proto.String(string(d.kind) + ".log")
-	}
-	d.options.RPC.LogFile = opts.LogFile
 	config, err := d.configFile()
-	if err != nil {
-		return nil, errors.Join(err, d.swrk.Close())
-	}
 	if config != "" {
 		opts.ConfigFile = proto.String(config)
+	}
+	imagesDir, removeLinks, changeErr := d.changedImages()
+	defer removeLinks()
+	if err = errors.Join(err, changeErr); err == nil {
+		var closeDirs func()
+		closeDirs, err = d.options.addFiles(opts, imagesDir, d.workDir)
+		defer closeDirs()
+	}
+	if err != nil {
+		return nil, errors.Join(err, d.swrk.Close())
 	}
 	request := rpc.CriuReqType_DUMP
 	if d.kind == journal.KindRestore {
@@ -300,6 +273,34 @@ func (d *criuSession) do(ctx context.Context) (_ *rpc.CriuResp, err error) {
 		d.hook.Log.Info("criu printed", "text", said)
 	}
 	return response, d.explained(err, said)
+}
+
+// addFiles adds to a request the directories, and the files that the job inherits. The directories must
+// be closed once it is done.
+func (o *Options) addFiles(opts *rpc.CriuOpts, imagesDir, workDir string) (closeDirs func(), err error) {
+	images, err := os.Open(imagesDir)
+	if err != nil {
+		return func() {}, fmt.Errorf("image directory: %w", err)
+	}
+	work, err := os.Open(workDir)
+	if err != nil {
+		images.Close()
+		return func() {}, fmt.Errorf("directory for criu's log: %w", err)
+	}
+	opts.ImagesDirFd, opts.WorkDirFd = proto.Int32(int32(images.Fd())), proto.Int32(int32(work.Fd()))
+	for n, i := range o.Inherit {
+		opts.InheritFd = append(opts.InheritFd, &rpc.InheritFd{Key: proto.String(i.Name), Fd: proto.Int32(int32(criuutil.FirstInherited + n))})
+	}
+	return func() { images.Close(); work.Close() }, nil
+}
+
+// inherited returns the files that the job inherits, for criu's descriptors from
+// [criuutil.FirstInherited] on.
+func (o *Options) inherited() (files []*os.File) {
+	for _, i := range o.Inherit {
+		files = append(files, i.File)
+	}
+	return files
 }
 
 // configFile names a configuration file for criu: the user's, with what has no place in RPC, or has one

@@ -23,37 +23,39 @@ import (
 // their GPUs are free. They are left stopped until [Resume]. A SIGCONT runs none of their threads,
 // unless a warning says that a process could not be parked. After an error, or if this program is
 // killed, they run on.
-func Suspend(ctx context.Context, hook *hooks.Hook, pids []int) (_ hooks.Status, err error) {
+func Suspend(ctx context.Context, hook *hooks.Hook, pids []int) (hooks.Status, error) {
 	hook = hook.Filled()
 	d := &engine.Suspension{Env: hook}
-	defer func() {
-		if err != nil {
-			err = d.Failed(err)
-		}
-		d.LetGo()
-	}()
+	defer d.LetGo()
+	if err := suspend(ctx, d, pids); err != nil {
+		return hooks.Status{}, d.Failed(err)
+	}
+	return session.StatusOf(d.Session.Session), nil
+}
+
+func suspend(ctx context.Context, d *engine.Suspension, pids []int) error {
 	if err := take(ctx, d, pids); err != nil {
-		return hooks.Status{}, err
+		return err
 	}
 	processes := journal.ProcessesOf(d.Members)
 	findings, err := inspect.Named(ctx, d.Driver, d.Config.RunDir, processes)
 	if err != nil {
-		return hooks.Status{}, err
+		return err
 	}
 	for i, p := range processes {
 		d.Members[i].Known = p.Known
 	}
 	if err := d.Refuse(findings); err != nil {
-		return hooks.Status{}, err
+		return err
 	}
 	if err := requireRunning(ctx, d); err != nil {
-		return hooks.Status{}, err
+		return err
 	}
-	if d.Session, err = beginSuspend(hook, d.Members, ""); err != nil {
-		return hooks.Status{}, err
+	if d.Session, err = beginSuspend(d.Env, d.Members, ""); err != nil {
+		return err
 	}
 	if err := d.Session.StartWatcher(); err != nil {
-		return hooks.Status{}, err
+		return err
 	}
 	err = d.Session.DoSteps(ctx, []session.Step{
 		{Name: journal.StepLock, Do: d.Lock},
@@ -64,13 +66,12 @@ func Suspend(ctx context.Context, hook *hooks.Hook, pids []int) (_ hooks.Status,
 		{Name: journal.StepRelease, Do: d.Release},
 	})
 	if err != nil {
-		return hooks.Status{}, err
+		return err
 	}
 	if f := session.OutcomeOf(d.Members); len(f.Ended) > 0 {
-		return hooks.Status{}, errors.New(session.NamedMembers(f.Ended) + " ended while it was suspended: suspend the remaining processes again")
+		return errors.New(session.NamedMembers(f.Ended) + " ended while it was suspended: suspend the remaining processes again")
 	}
-	err = noteSuspended(d.Session, "")
-	return session.StatusOf(d.Session.Session), err
+	return noteSuspended(d.Session, "")
 }
 
 // beginSuspend begins a session for processes, at the step that they have reached. This program stands

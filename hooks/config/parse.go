@@ -6,8 +6,8 @@ import (
 	"fmt"
 	"io"
 	"log/slog"
+	"math"
 	"regexp"
-	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -35,19 +35,12 @@ type parser struct {
 	cfg     Config
 	source  string
 	origins map[string]origin
-	fields  []field
 }
 
 // origin is the place where a field was set.
 type origin struct {
 	source string
 	line   int
-}
-
-// field is a field, or an entry of a list, as the file has it.
-type field struct {
-	section, path string
-	key, value    *yaml.Node
 }
 
 func newParser(source string) *parser {
@@ -71,57 +64,14 @@ func (p *parser) finish() (Config, error) {
 	return p.cfg, nil
 }
 
-// content is the file, as configs/config.yaml shows it. What is absent or empty
-// ("timeout:") stays nil.
-type content = struct {
-	Version *string
-	GPUs    struct {
-		Map      rules
-		Unmapped *gpumap.Policy
-	}
-	Hosts          map[string]struct{ Map rules }
-	Driver         struct{ Library, Root *string }
-	Lock           struct{ Timeout, Try *string }
-	Checkpoint     struct{ Timeout *string }
-	Pages          *Pages
-	FastLane       struct{ Compress, Sync, Prefault *string } `yaml:"fast_lane"`
-	ForkedChildren *ForkedChildren                            `yaml:"forked_children"`
-	Restore        struct {
-		Timeout   *string
-		OnFailure *OnFailure `yaml:"on_failure"`
-	}
-	Force []string
-	Log   struct {
-		Level  *string
-		Format *Format
-		File   *string
-	}
-}
-
-type rules = []struct{ From, To side }
-
-// side is one side of a rule: a UUID, or one of the fields.
-type side struct{ UUID, PCI, Index string }
-
-// UnmarshalYAML has the older of yaml.v3's two forms, because only that one keeps KnownFields.
-func (s *side) UnmarshalYAML(unmarshal func(any) error) error {
-	if unmarshal(&s.UUID) == nil {
-		return nil
-	}
-	var fields struct{ UUID, PCI, Index string }
-	err := unmarshal(&fields)
-	*s = fields
-	return err
-}
-
 func (p *parser) document(data []byte) error {
 	decoder := yaml.NewDecoder(bytes.NewReader(data))
 	var document, second yaml.Node
 	switch err := decoder.Decode(&document); {
 	case err != nil && !errors.Is(err, io.EOF):
 		return p.syntax(err)
-	case err != nil || len(document.Content) != 1 || document.Content[0].ShortTag() == "!!null":
-		return p.fail("", "the file is empty", versionRemedy)
+	case err != nil || len(document.Content) != 1 || isNull(document.Content[0]):
+		return p.refuse(0, "", "the file is empty", versionRemedy)
 	}
 	switch err := decoder.Decode(&second); {
 	case err == nil:
@@ -129,78 +79,216 @@ func (p *parser) document(data []byte) error {
 	case !errors.Is(err, io.EOF):
 		return p.syntax(err)
 	}
-	if err := p.list("", document.Content[0]); err != nil {
+	// A later version may have fields that are unknown here.
+	var head struct{ Version yaml.Node }
+	_ = document.Decode(&head) // what is wrong with the rest is found below
+	version := resolve(&head.Version)
+	if version.Kind == yaml.ScalarNode && !isNull(version) && version.Value != "1" {
+		return p.refuse(head.Version.Line, "version", fmt.Sprintf("unknown version %q", version.Value), `this program reads "version: 1"`)
+	}
+	const untold = time.Duration(math.MinInt64)
+	p.cfg.Lock.Try = untold
+	if err := p.file()("", document.Content[0]); err != nil {
 		return err
 	}
-
-	c := &p.cfg
-	var f content
-	f.GPUs.Unmapped, f.Driver.Library, f.Driver.Root, f.Pages = &c.GPUs.Unmapped, &c.Driver.Library, &c.Driver.Root, &c.Pages
-	f.ForkedChildren, f.Restore.OnFailure, f.Log.Format, f.Log.File = &c.ForkedChildren, &c.Restore.OnFailure, &c.Log.Format, &c.Log.File
-	strict := yaml.NewDecoder(bytes.NewReader(data))
-	strict.KnownFields(true)
-	err := strict.Decode(&f)
-	var mistakes *yaml.TypeError
-	switch {
-	case f.Version != nil && *f.Version != "1":
-		return p.fail("version", fmt.Sprintf("unknown version %q", *f.Version), `this program reads "version: 1"`)
-	case errors.As(err, &mistakes):
-		return p.mistake(mistakes.Errors[0])
-	case err != nil:
-		return p.syntax(err)
-	case f.Version == nil:
-		return p.fail("", "the field version is missing", versionRemedy)
+	if version.Kind == 0 || isNull(version) {
+		return p.refuse(0, "", "the field version is missing", versionRemedy)
 	}
-	c.File = p.source
-	return p.convert(&f)
+	if p.cfg.Lock.Try == untold {
+		p.cfg.Lock.Try = min(Default().Lock.Try, p.cfg.Lock.Timeout)
+	}
+	p.cfg.File = p.source
+	return nil
 }
 
-// convert reads the values that are more than text.
-func (p *parser) convert(f *content) (err error) {
-	const duration, boolean = "a number and its unit, such as 500ms, 10s or 2m", "true or false"
+// reader reads the value of the field at path, which is no alias.
+type reader func(path string, value *yaml.Node) error
+
+// file reads the file, as configs/config.yaml shows it.
+func (p *parser) file() reader {
+	const boolean = "true or false"
 	c := &p.cfg
-	for _, v := range []struct {
-		field  string
-		text   *string
-		read   func(text string) error
-		expect string
-	}{
-		{"lock.timeout", f.Lock.Timeout, into(&c.Lock.Timeout, time.ParseDuration), duration},
-		{"lock.try", f.Lock.Try, into(&c.Lock.Try, time.ParseDuration), duration},
-		{"checkpoint.timeout", f.Checkpoint.Timeout, into(&c.Checkpoint.Timeout, time.ParseDuration), duration},
-		{"fast_lane.compress", f.FastLane.Compress, into(&c.FastLane.Compress, pages.ParseCodec), "none, zstd or s2"},
-		{"fast_lane.sync", f.FastLane.Sync, into(&c.FastLane.Sync, strconv.ParseBool), boolean},
-		{"fast_lane.prefault", f.FastLane.Prefault, into(&c.FastLane.Prefault, strconv.ParseBool), boolean},
-		{"restore.timeout", f.Restore.Timeout, into(&c.Restore.Timeout, time.ParseDuration), duration},
-		{"log.level", f.Log.Level, into(&c.Log.Level, parseLevel), levelNames},
-	} {
-		if v.text != nil && v.read(*v.text) != nil {
-			return p.fail(v.field, fmt.Sprintf("%q is not valid", *v.text), "write "+v.expect)
-		}
+	return p.section(map[string]reader{
+		"version": p.scalar(func(string) *Error { return nil }), // it was read before
+		"gpus": p.section(map[string]reader{
+			"map":      p.rules(&c.GPUs.Map),
+			"unmapped": text(p, &c.GPUs.Unmapped),
+		}),
+		"hosts": p.fields(p.host),
+		"driver": p.section(map[string]reader{
+			"library": text(p, &c.Driver.Library),
+			"root":    text(p, &c.Driver.Root),
+		}),
+		"lock": p.section(map[string]reader{
+			"timeout": p.duration(&c.Lock.Timeout),
+			"try":     p.duration(&c.Lock.Try),
+		}),
+		"checkpoint": p.section(map[string]reader{"timeout": p.duration(&c.Checkpoint.Timeout)}),
+		"pages":      text(p, &c.Pages),
+		"fast_lane": p.section(map[string]reader{
+			"compress": parsed(p, &c.FastLane.Compress, pages.ParseCodec, "none, zstd or s2"),
+			"sync":     parsed(p, &c.FastLane.Sync, strconv.ParseBool, boolean),
+			"prefault": parsed(p, &c.FastLane.Prefault, strconv.ParseBool, boolean),
+		}),
+		"forked_children": text(p, &c.ForkedChildren),
+		"restore": p.section(map[string]reader{
+			"timeout":    p.duration(&c.Restore.Timeout),
+			"on_failure": text(p, &c.Restore.OnFailure),
+		}),
+		"force": p.list(p.scalar(func(name string) *Error {
+			c.Force = append(c.Force, name)
+			return nil
+		})),
+		"log": p.section(map[string]reader{
+			"level":  parsed(p, &c.Log.Level, parseLevel, levelNames),
+			"format": text(p, &c.Log.Format),
+			"file":   text(p, &c.Log.File),
+		}),
+	})
+}
+
+// host returns the reader for the host of this name.
+func (p *parser) host(name string) reader {
+	if p.cfg.Hosts == nil {
+		p.cfg.Hosts = make(map[string]Host)
 	}
-	if f.Lock.Try == nil {
-		c.Lock.Try = min(c.Lock.Try, c.Lock.Timeout)
+	p.cfg.Hosts[name] = Host{}
+	return func(path string, n *yaml.Node) error {
+		var host Host
+		err := p.section(map[string]reader{"map": p.rules(&host.Map)})(path, n)
+		p.cfg.Hosts[name] = host
+		return err
 	}
-	c.Force = append(c.Force, f.Force...)
-	if len(f.Hosts) > 0 {
-		c.Hosts = make(map[string]Host)
-	}
-	for name, host := range f.Hosts {
-		rules, err := p.rules("hosts."+name+".map", host.Map)
+}
+
+func (p *parser) rules(target *[]gpumap.Rule) reader {
+	return p.list(func(path string, n *yaml.Node) error {
+		rule := gpumap.Rule{Line: p.origins[path].line}
+		err := p.section(map[string]reader{"from": p.selector(&rule.From), "to": p.selector(&rule.To)})(path, n)
+		*target = append(*target, rule)
+		return err
+	})
+}
+
+// selector reads one side of a rule: a UUID, or one of the fields.
+func (p *parser) selector(target *gpumap.Selector) reader {
+	uuid := p.scalar(func(text string) *Error {
+		uuid, err := cudackpt.ParseUUID(text)
 		if err != nil {
-			return err
+			return invalid("", "write it as nvidia-smi -L prints it, or as {pci: …} or {index: …}", "%v", err)
 		}
-		c.Hosts[name] = Host{rules}
+		target.UUID = &uuid
+		return nil
+	})
+	index := p.scalar(func(text string) *Error {
+		index, err := strconv.Atoi(text)
+		if err != nil {
+			return invalid("", "write a position, counted from 0", "%q is not a whole number", text)
+		}
+		target.Index = &index
+		return nil
+	})
+	fields := p.section(map[string]reader{"uuid": uuid, "pci": text(p, &target.PCI), "index": index})
+	return func(path string, n *yaml.Node) error {
+		if n.Kind == yaml.ScalarNode {
+			return uuid(path, n)
+		}
+		return fields(path, n)
 	}
-	c.GPUs.Map, err = p.rules("gpus.map", f.GPUs.Map)
-	return err
 }
 
-func into[T any](target *T, parse func(string) (T, error)) func(string) error {
-	return func(text string) (err error) {
-		*target, err = parse(text)
-		return err
+// section reads the known fields.
+func (p *parser) section(known map[string]reader) reader {
+	return p.fields(func(name string) reader { return known[name] })
+}
+
+// fields reads fields, each with the reader that of returns for its name; nil if there is no such field.
+// A field without a value ("timeout:") keeps its default.
+func (p *parser) fields(of func(name string) reader) reader {
+	return func(path string, n *yaml.Node) error {
+		if n.Kind != yaml.MappingNode {
+			return p.refuse(n.Line, path, "expected fields, found "+kindOf(n), fieldsRemedy)
+		}
+		first := make(map[string]int) // lines
+		for i := 0; i+1 < len(n.Content); i += 2 {
+			key, value := n.Content[i], resolve(n.Content[i+1])
+			if key.Kind != yaml.ScalarNode {
+				return p.refuse(key.Line, path, "the name of a field is "+kindOf(resolve(key)), fieldsRemedy)
+			}
+			at := strings.TrimPrefix(path+"."+key.Value, ".")
+			if line := first[key.Value]; line > 0 {
+				return p.refuse(key.Line, at, fmt.Sprintf("given twice, first on line %d", line), fieldsRemedy)
+			}
+			first[key.Value] = key.Line
+			read := of(key.Value)
+			if read == nil {
+				return p.refuse(key.Line, path, fmt.Sprintf("unknown field %q", key.Value), fieldsRemedy)
+			}
+			p.origins[at] = origin{p.source, key.Line}
+			if isNull(value) {
+				continue
+			}
+			if err := read(at, value); err != nil {
+				return err
+			}
+		}
+		return nil
 	}
+}
+
+// list reads the entries of a list, all with the same reader.
+func (p *parser) list(read reader) reader {
+	return func(path string, n *yaml.Node) error {
+		if n.Kind != yaml.SequenceNode {
+			return p.refuse(n.Line, path, "expected a list, found "+kindOf(n), fieldsRemedy)
+		}
+		for i, item := range n.Content {
+			at, value := entry(path, i), resolve(item)
+			if isNull(value) {
+				return p.refuse(item.Line, at, "expected a value, found nothing", "write one after the -, or remove it")
+			}
+			p.origins[at] = origin{p.source, item.Line}
+			if err := read(at, value); err != nil {
+				return err
+			}
+		}
+		return nil
+	}
+}
+
+// scalar reads a plain value. The error of read has no place yet.
+func (p *parser) scalar(read func(text string) *Error) reader {
+	return func(path string, n *yaml.Node) error {
+		switch {
+		case n.Kind != yaml.ScalarNode:
+			return p.refuse(n.Line, path, "expected a plain value, found "+kindOf(n), fieldsRemedy)
+		case n.Style&yaml.TaggedStyle != 0:
+			return p.refuse(n.Line, path, "expected a plain value, found one with the tag "+n.Tag, "remove the tag")
+		}
+		if wrong := read(n.Value); wrong != nil {
+			return p.refuse(n.Line, path, wrong.Cause, wrong.Remedy)
+		}
+		return nil
+	}
+}
+
+func text[T ~string](p *parser, target *T) reader {
+	return parsed(p, target, func(text string) (T, error) { return T(text), nil }, "")
+}
+
+func parsed[T any](p *parser, target *T, parse func(string) (T, error), expect string) reader {
+	return p.scalar(func(text string) *Error {
+		value, err := parse(text)
+		if err != nil {
+			return invalid("", "write "+expect, "%q is not valid", text)
+		}
+		*target = value
+		return nil
+	})
+}
+
+func (p *parser) duration(target *time.Duration) reader {
+	return parsed(p, target, time.ParseDuration, "a number and its unit, such as 500ms, 10s or 2m")
 }
 
 const levelNames = "debug, info, warn or error"
@@ -212,75 +300,6 @@ func parseLevel(text string) (slog.Level, error) {
 		}
 	}
 	return 0, fmt.Errorf("%q is not a level", text)
-}
-
-func (p *parser) rules(path string, from rules) (to []gpumap.Rule, err error) {
-	for i, r := range from {
-		at := entry(path, i)
-		rule := gpumap.Rule{Line: p.origins[at].line}
-		if rule.From, err = p.selector(at+".from", r.From); err == nil {
-			rule.To, err = p.selector(at+".to", r.To)
-		}
-		if err != nil {
-			return nil, err
-		}
-		to = append(to, rule)
-	}
-	return to, nil
-}
-
-func (p *parser) selector(path string, s side) (gpumap.Selector, error) {
-	selector := gpumap.Selector{PCI: s.PCI}
-	if s.UUID != "" {
-		uuid, err := cudackpt.ParseUUID(s.UUID)
-		if err != nil {
-			return selector, p.fail(path, err.Error(), "write it as nvidia-smi -L prints it, or as {pci: …} or {index: …}")
-		}
-		selector.UUID = &uuid
-	}
-	if s.Index != "" {
-		index, err := strconv.Atoi(s.Index)
-		if err != nil {
-			return selector, p.fail(path+".index", fmt.Sprintf("%q is not a whole number", s.Index), "write a position, counted from 0")
-		}
-		selector.Index = &index
-	}
-	return selector, nil
-}
-
-// list records the lines of the fields below n. It refuses what yaml.v3 would accept, or pass
-// over in silence: merges, tags, and names and entries that are empty.
-func (p *parser) list(path string, n *yaml.Node) error {
-	add := func(below string, key, value *yaml.Node) error {
-		p.fields = append(p.fields, field{path, below, key, value})
-		p.origins[below] = origin{p.source, key.Line}
-		return p.list(below, value)
-	}
-	if n.Kind == yaml.ScalarNode && n.Style&yaml.TaggedStyle != 0 {
-		return p.refuse(n.Line, path, "expected a plain value, found one with the tag "+n.Tag, "remove the tag")
-	}
-	for i := 0; n.Kind == yaml.MappingNode && i+1 < len(n.Content); i += 2 {
-		key := n.Content[i]
-		if key.Kind != yaml.ScalarNode {
-			return p.refuse(key.Line, path, "the name of a field is "+kindOf(key.ShortTag(), key.Value), fieldsRemedy)
-		}
-		if tag := key.ShortTag(); tag == "!!null" || tag == "!!merge" {
-			return p.refuse(key.Line, path, fmt.Sprintf("unknown field %q", key.Value), fieldsRemedy)
-		}
-		if err := add(strings.TrimPrefix(path+"."+key.Value, "."), key, n.Content[i+1]); err != nil {
-			return err
-		}
-	}
-	for i := 0; n.Kind == yaml.SequenceNode && i < len(n.Content); i++ {
-		item := n.Content[i]
-		if resolve(item).ShortTag() == "!!null" {
-			return p.refuse(item.Line, entry(path, i), "expected a value, found nothing", "write one after the -, or remove it")
-		}
-		if err := add(entry(path, i), item, item); err != nil {
-			return err
-		}
-	}
-	return nil
 }
 
 const versionRemedy = `begin it with "version: 1"`
@@ -298,9 +317,17 @@ func resolve(n *yaml.Node) *yaml.Node {
 	return n
 }
 
-// fail makes an error about the value at path.
-func (p *parser) fail(path, cause, remedy string) error {
-	return p.refuse(p.origins[path].line, path, cause, remedy)
+func isNull(n *yaml.Node) bool { return n.Kind == yaml.ScalarNode && n.ShortTag() == "!!null" }
+
+// kindOf says what a value is.
+func kindOf(n *yaml.Node) string {
+	switch n.Kind {
+	case yaml.MappingNode:
+		return "fields"
+	case yaml.SequenceNode:
+		return "a list"
+	}
+	return fmt.Sprintf("the value %q", n.Value)
 }
 
 func (p *parser) refuse(line int, path, cause, remedy string) error {
@@ -315,55 +342,4 @@ func (p *parser) syntax(err error) error {
 	m := syntaxError.FindStringSubmatch(err.Error())
 	line, _ := strconv.Atoi(m[1]) // 0 if there is none
 	return p.refuse(line, "", "this is not YAML: "+m[2], "look at this line and those after it: indentation, brackets, quotes")
-}
-
-var typeError = regexp.MustCompile("(?s)^line (\\d+): (?:field (.*) not found in type .*|mapping key (\".*\") already defined at line (\\d+)|cannot unmarshal (!!\\S+)(?: `(.*)`)? into (.*))$")
-
-// mistake says in the user's terms what the decoder says in Go's types, and adds the field. If
-// several on the same line could be meant, it names none.
-func (p *parser) mistake(text string) error {
-	m := typeError.FindStringSubmatch(text)
-	if m == nil {
-		return p.fail("", text, fieldsRemedy)
-	}
-	line, _ := strconv.Atoi(m[1])
-	name, twice, first, tag, value, into := m[2], m[3], m[4], m[5], m[6], m[7]
-	cause := fmt.Sprintf("unknown field %q", name)
-	switch {
-	case twice != "":
-		cause = "given twice, first on line " + first
-	case strings.HasPrefix(into, "[]"):
-		cause = "expected a list, found " + kindOf(tag, value)
-	case strings.HasPrefix(into, "struct"), strings.HasPrefix(into, "map"):
-		cause = "expected fields, found " + kindOf(tag, value)
-	case tag != "":
-		cause = "expected a plain value, found " + kindOf(tag, value)
-	}
-	var paths []string
-	for _, f := range p.fields {
-		at := resolve(f.value)
-		switch {
-		case tag != "" && at.Line == line && at.ShortTag() == tag && strings.HasPrefix(at.Value, strings.TrimSuffix(value, "...")):
-			// The innermost one is meant: those around it hold fields, as they should.
-			paths = append(slices.DeleteFunc(paths, func(outer string) bool { return strings.HasPrefix(f.path, outer+".") }), f.path)
-		case tag == "" && twice == "" && f.key.Line == line && f.key.Value == name:
-			paths = append(paths, f.section)
-		case twice != "" && f.key.Line == line && strconv.Quote(f.key.Value) == twice:
-			paths = append(paths, f.path)
-		}
-	}
-	if paths = slices.Compact(paths); len(paths) != 1 {
-		paths = []string{""}
-	}
-	return p.refuse(line, paths[0], cause, fieldsRemedy)
-}
-
-func kindOf(tag, value string) string {
-	switch tag {
-	case "!!map":
-		return "fields"
-	case "!!seq":
-		return "a list"
-	}
-	return fmt.Sprintf("the value %q", value)
 }

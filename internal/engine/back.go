@@ -32,11 +32,13 @@ import (
 // threads run under trace while they are unlocked. A container that was paused stays paused. After an
 // error the processes are left as they are.
 func BringBack(ctx context.Context, driver *cudackpt.Driver, s *session.Session, targets []*Target) error {
-	b := &wayBack{Session: s, driver: driver, all: targets, leaveStopped: s.LeavesStopped(), atOnce: make(chan struct{}, fillsAtOnce())}
+	b := &wayBack{Session: s, driver: driver, all: targets, toPause: s.Paused, leaveStopped: s.LeavesStopped(), atOnce: make(chan struct{}, fillsAtOnce())}
 	defer func() { _ = b.release(context.WithoutCancel(ctx)) }() // after an error
-	var err error
-	if b.toPause, err = toPauseAgain(&s.Record); err != nil {
-		return err
+	if s.HandedOver() {
+		var err error
+		if b.toPause, err = PausedStill(&s.Record); err != nil {
+			return err
+		}
 	}
 	if err := b.findCUDA(ctx); err != nil {
 		return err
@@ -95,26 +97,19 @@ type wayBack struct {
 	atOnce       chan struct{} // one element for each process that is being filled in
 }
 
-// doAll does steps one after another.
+// doAll does steps one after another, each within restore.timeout.
 func (b *wayBack) doAll(ctx context.Context, steps []session.Step) error {
 	for _, step := range steps {
-		if err := b.do(ctx, string(step.Name), step.Do); err != nil {
-			return err
+		name := string(step.Name)
+		ctx, cancel := context.WithTimeout(ctx, b.Env.Config.Restore.Timeout)
+		err := b.Failpoint(ctx, string(b.Kind)+".back."+name)
+		if err == nil {
+			err = b.Timed(name, func() error { return step.Do(ctx) })
 		}
-	}
-	return nil
-}
-
-// do does one step, within restore.timeout.
-func (b *wayBack) do(ctx context.Context, name string, step func(context.Context) error) error {
-	ctx, cancel := context.WithTimeout(ctx, b.Env.Config.Restore.Timeout)
-	defer cancel()
-	err := b.Failpoint(ctx, string(b.Kind)+".back."+name)
-	if err == nil {
-		err = b.Timed(name, func() error { return step(ctx) })
-	}
-	if err != nil {
-		return fmt.Errorf("%s: %w", name, err)
+		cancel()
+		if err != nil {
+			return fmt.Errorf("%s: %w", name, err)
+		}
 	}
 	return nil
 }
@@ -139,7 +134,7 @@ func (b *wayBack) findCUDA(ctx context.Context) error {
 // stop brings every thread into the group-stop, out of a freezer too: the SIGSTOP is queued before the
 // thaw, and takes effect before a thawed thread runs on.
 func (b *wayBack) stop(ctx context.Context) error {
-	if err := SignalAll(b.cuda, unix.SIGSTOP); err != nil {
+	if err := session.SignalProcesses(unix.SIGSTOP, ProcessesOf(b.cuda)...); err != nil {
 		return err
 	}
 	if err := thawAll(ctx, b.cuda); err != nil {

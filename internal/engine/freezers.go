@@ -33,14 +33,6 @@ func thawAll(ctx context.Context, targets []*Target) error {
 	return nil
 }
 
-// toPauseAgain returns the freezers that a bring-up must freeze when it is done.
-func toPauseAgain(s *journal.Record) ([]proc.Freezer, error) {
-	if !s.HandedOver() {
-		return s.Paused, nil
-	}
-	return PausedStill(s)
-}
-
 // PausedStill returns the freezers that the engine had frozen and that are frozen now.
 func PausedStill(s *journal.Record) ([]proc.Freezer, error) {
 	var frozen []proc.Freezer

@@ -58,17 +58,13 @@ func (s *Stall) End(cause error) {
 
 // Progress is told of every chunk of a copy. It lets the tests make the copy fail in the middle.
 type Progress struct {
-	ctx     context.Context
-	session *session.Session
-	stall   *Stall
-	doing   string
-}
-
-func NewProgress(ctx context.Context, s *session.Session, stall *Stall, doing string) Progress {
-	return Progress{ctx, s, stall, doing}
+	Copying context.Context
+	Session *session.Session
+	Stall   *Stall
+	Doing   string
 }
 
 func (p Progress) Chunk() error {
-	p.stall.Moved()
-	return p.session.Failpoint(p.ctx, string(p.session.Kind)+"."+p.doing)
+	p.Stall.Moved()
+	return p.Session.Failpoint(p.Copying, string(p.Session.Kind)+"."+p.Doing)
 }

@@ -7,8 +7,6 @@ import (
 	"sync"
 	"time"
 
-	"golang.org/x/sys/unix"
-
 	"cucriu/cudackpt"
 	"cucriu/internal/inject"
 	"cucriu/internal/journal"
@@ -112,10 +110,6 @@ func ReleaseThreads(ctx context.Context, tracer *inject.Tracer, targets []*Targe
 		return err
 	}
 	return proc.KeepStopped(ctx, ProcessesOf(targets)...)
-}
-
-func SignalAll(targets []*Target, signal unix.Signal) error {
-	return session.SignalProcesses(signal, ProcessesOf(targets)...)
 }
 
 // Borrow borrows up to most threads of a stopped process, but not the thread except, and notes them in

@@ -99,6 +99,16 @@ func (s *snapshot) optionsOf(ctx context.Context, asked Asked) (Wanted, error) {
 	return w, s.outside(&w)
 }
 
+// RemovedNames finds the removed names by which a tree uses files.
+func RemovedNames(root int) ([]RemovedName, error) {
+	s, err := snapshotBelow(root)
+	if s == nil {
+		return nil, err
+	}
+	removed, _ := s.unlinked()
+	return removed, err
+}
+
 // unlinked finds the files that the tree uses by removed names, and the largest of those that have no
 // name at all: criu puts such a file into the image.
 func (s *snapshot) unlinked() (removed []RemovedName, largest *file) {

@@ -36,18 +36,21 @@ func (s *Session) Conflict() error {
 }
 
 func (s *Session) suspendConflict() error {
-	if s.Suspended() {
-		meaning := fmt.Sprintf("processes %v were suspended at %s", pidsOf(s.Members), s.Created.Local().Format(time.TimeOnly))
-		if s.Message != "" {
-			meaning += "; " + s.Message
-		}
-		return fault.New(
-			meaning,
-			fmt.Sprintf("cucriu resume -p %d resumes them", s.Members[0].PID))
+	var pids []int
+	for _, member := range s.Members {
+		pids = append(pids, member.PID)
 	}
-	return fault.New(
-		fmt.Sprintf("processes %v are being suspended or resumed by process %d (step %s)", pidsOf(s.Members), s.Criu.PID, s.Step),
-		fmt.Sprintf("wait for it; if it is gone, cucriu resume -p %d resumes them", s.Members[0].PID))
+	remedy := fmt.Sprintf("cucriu resume -p %d resumes them", pids[0])
+	if !s.Suspended() {
+		return fault.New(
+			fmt.Sprintf("processes %v are being suspended or resumed by process %d (step %s)", pids, s.Criu.PID, s.Step),
+			"wait for it; if it is gone, "+remedy)
+	}
+	meaning := fmt.Sprintf("processes %v were suspended at %s", pids, s.Created.Local().Format(time.TimeOnly))
+	if s.Message != "" {
+		meaning += "; " + s.Message
+	}
+	return fault.New(meaning, remedy)
 }
 
 // ClaimConflict returns an error that says that this session has claimed the image directory of

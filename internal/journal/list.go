@@ -127,13 +127,8 @@ func FindHold(runDir, id string) (*Session, error) {
 	return nil, fmt.Errorf("migration %s: no session of it in %s: %w", id, runDir, os.ErrNotExist)
 }
 
-// DumpsInto lists the sessions that dump into a directory.
-func DumpsInto(runDir string, dir os.FileInfo) ([]*Session, error) {
-	all, err := List(runDir)
-	return dumpsInto(all, dir), err
-}
-
-func dumpsInto(all []*Session, dir os.FileInfo) (into []*Session) {
+// DumpsInto lists those sessions that dump into a directory.
+func DumpsInto(all []*Session, dir os.FileInfo) (into []*Session) {
 	for _, s := range all {
 		if s.Kind != KindDump {
 			continue
@@ -231,6 +226,18 @@ func MakeSessionsDir(runDir string) (string, error) {
 		if stat.Mode&unix.S_IFMT != unix.S_IFDIR || int(stat.Uid) != os.Geteuid() || stat.Mode&0o022 != 0 {
 			return "", fmt.Errorf("run directory %s must be a directory owned by uid %d that nobody else can write (mode 0700): %w", d, os.Geteuid(), os.ErrPermission)
 		}
+	}
+	return dir, nil
+}
+
+// MakeDir makes a directory in the run directory, for other things than sessions.
+func MakeDir(runDir, name string) (string, error) {
+	if _, err := MakeSessionsDir(runDir); err != nil {
+		return "", err
+	}
+	dir := filepath.Join(runDir, name)
+	if err := os.MkdirAll(dir, 0o700); err != nil {
+		return "", fmt.Errorf("run directory: %w", err)
 	}
 	return dir, nil
 }

@@ -81,24 +81,13 @@ func PagesToFill(l *pages.Listing, fd *int) *MemberPages {
 }
 
 // Alive reports whether the process has not ended and is not about to end.
-func (m Member) Alive() bool { return !m.ended() }
-
-func (m Member) ended() bool {
+func (m Member) Alive() bool {
 	process, err := proc.Reopen(m.Ident)
 	if err == nil {
 		defer process.Close()
-		return process.Exiting()
+		return !process.Exiting()
 	}
-	return errors.Is(err, proc.ErrGone)
-}
-
-// pidsOf returns the pids of members.
-func pidsOf(members []Member) []int {
-	pids := make([]int, len(members))
-	for i, member := range members {
-		pids[i] = member.PID
-	}
-	return pids
+	return !errors.Is(err, proc.ErrGone)
 }
 
 // IdentsOf returns the identities of the members' processes.

@@ -131,23 +131,15 @@ func (r *Record) parse(data []byte) error {
 }
 
 // idents returns all the processes that the journal names.
-func (r *Record) idents() []*proc.Ident {
-	idents := []*proc.Ident{&r.Criu}
+func (r *Record) idents() []proc.Ident {
+	idents := slices.Concat([]proc.Ident{r.Criu}, IdentsOf(r.Members), r.Tree, r.Others, r.Children, r.Ancestors)
 	for _, id := range []*proc.Ident{r.Watcher, r.Client, r.Root, r.RootParent} {
 		if id != nil {
-			idents = append(idents, id)
+			idents = append(idents, *id)
 		}
 	}
 	if r.Hold != nil {
-		idents = append(idents, &r.Hold.Holder)
-	}
-	for i := range r.Members {
-		idents = append(idents, &r.Members[i].Ident)
-	}
-	for _, others := range [][]proc.Ident{r.Tree, r.Others, r.Children, r.Ancestors} {
-		for i := range others {
-			idents = append(idents, &others[i])
-		}
+		idents = append(idents, r.Hold.Holder)
 	}
 	return idents
 }

@@ -93,7 +93,8 @@ func Create(runDir string, record Record, begun time.Duration) (*Session, error)
 	if err := os.Mkdir(s.dir, 0o700); err != nil {
 		return nil, fmt.Errorf("session: %w", err)
 	}
-	if err := s.lockWait(); err != nil { // for a process that looks whether the session is orphaned
+	s.lock = flock.New(filepath.Join(s.dir, "lock"))
+	if err := s.lock.Lock(); err != nil { // it waits for a process that looks whether the session is orphaned
 		return nil, err
 	}
 	if err := s.Save(); err != nil {
@@ -110,7 +111,7 @@ func (s *Session) checkUnclaimed(all []*Session) error {
 	if err != nil || s.Kind != KindDump {
 		return nil // if there is none, no other dump goes there either
 	}
-	for _, other := range dumpsInto(all, dir) {
+	for _, other := range DumpsInto(all, dir) {
 		if other.Outcome == "" {
 			return other.ClaimConflict()
 		}
@@ -176,11 +177,6 @@ func (s *Session) readRecord() error {
 // LetGo releases the session's lock.
 func (s *Session) LetGo() { _ = s.lock.Close() }
 
-func (s *Session) lockWait() error {
-	s.lock = flock.New(filepath.Join(s.dir, "lock"))
-	return s.lock.Lock()
-}
-
 // Save writes the record to disk durably.
 func (s *Session) Save() error {
 	s.mu.Lock()
@@ -212,11 +208,8 @@ func (s *Session) Begin(step Step) error {
 }
 
 // Span does something for one process of the session, and notes how long it took. It is safe for use by
-// several goroutines. On a nil session it notes nothing.
+// several goroutines.
 func (s *Session) Span(pid int, name string, do func() error) error {
-	if s == nil {
-		return do()
-	}
 	start := s.now()
 	err := do()
 	s.NotePhase(start, timeline.Phase{Name: name, PID: pid, By: s.By, Failed: err != nil})

@@ -38,7 +38,7 @@ func TestSpansOfSeveralProcessesAreNotedBesideTheSteps(t *testing.T) {
 	if steps := s.Phases.Steps(); len(steps) != 1 || steps[0].Name != "lock" {
 		t.Errorf("steps: %+v", steps)
 	}
-	again, err := loadAgain(s)
+	again, err := Read(s.Dir())
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -59,10 +59,6 @@ func step(s *Session, name Step, do func() error) error {
 		return err
 	}
 	return s.Span(0, string(name), do)
-}
-
-func loadAgain(s *Session) (*Session, error) {
-	return Read(s.Dir())
 }
 
 // TestATimelineIsAChromeTrace: spans are in order, those of one row are nested or apart, and

@@ -84,7 +84,7 @@ func (c *ImageClaim) claimedByOther(ctx context.Context, dir *os.File, last bool
 	if err != nil {
 		return false, err
 	}
-	sessions, err := journal.DumpsInto(c.Config.RunDir, info)
+	all, err := journal.List(c.Config.RunDir)
 	if err != nil {
 		return false, err
 	}
@@ -92,7 +92,7 @@ func (c *ImageClaim) claimedByOther(ctx context.Context, dir *os.File, last bool
 	if err != nil {
 		return false, err
 	}
-	for _, s := range sessions {
+	for _, s := range journal.DumpsInto(all, info) {
 		switch {
 		case s.Outcome != "":
 			// A watcher whose session is over is about to end.

@@ -141,6 +141,19 @@ func Gone(id proc.Ident) (bool, error) {
 	return false, err
 }
 
+// AwaitExit waits until a process has ended. Its error may be [proc.ErrElsewhere].
+func AwaitExit(ctx context.Context, id proc.Ident) error {
+	process, err := proc.Reopen(id)
+	if errors.Is(err, proc.ErrGone) {
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	defer process.Close()
+	return process.WaitExit(ctx)
+}
+
 // NoteTree adds the processes below the root to the record's tree, and reports whether any was new.
 func NoteTree(r *journal.Record) bool {
 	process, err := proc.Reopen(*r.Root)

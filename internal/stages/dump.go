@@ -89,7 +89,7 @@ func (d *dump) run(ctx context.Context) error {
 	}
 	if len(d.Members) == 0 && d.stage.Hold == nil {
 		d.Log.Info("no process of the tree uses CUDA: nothing to do", "root", d.Root)
-		if err := image.RemoveEarlier(d.imageDir); err != nil {
+		if err := errors.Join(image.RemoveEarlier(d.imageDir), d.noteStopped()); err != nil {
 			return err
 		}
 		return d.Refreeze(ctx)
@@ -117,6 +117,14 @@ func (d *dump) run(ctx context.Context) error {
 	}
 	d.Log.Info("GPU state is in the processes' own memory, criu takes over", "processes", len(d.Targets), "phases", d.Session.Phases)
 	return d.Session.DoStep(journal.StepDumping, func() error { return nil })
+}
+
+// noteStopped tells the program that drives criu that the tree is stopped.
+func (d *dump) noteStopped() error {
+	if d.stage.Stopped == nil {
+		return nil
+	}
+	return d.stage.Stopped()
 }
 
 // begin takes hold of the tree: from here on the job is restored as it was, whichever program is killed.

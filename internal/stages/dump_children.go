@@ -11,6 +11,7 @@ import (
 	"cucriu/internal/engine"
 	"cucriu/internal/inject"
 	"cucriu/internal/inspect"
+	"cucriu/internal/journal"
 	"cucriu/internal/proc"
 )
 
@@ -52,15 +53,12 @@ func (d leftovers) releaseChildren(ctx context.Context) error {
 }
 
 // findChildren finds the forked children in the tree. What it found before an error is returned, too.
-func (d leftovers) findChildren(ctx context.Context) ([]child, error) {
+func (d leftovers) findChildren(ctx context.Context) ([]*child, error) {
 	pids, err := proc.Tree(d.Root)
 	if err != nil {
 		return nil, err
 	}
-	cuda := make([]inspect.Process, len(d.Members))
-	for i, m := range d.Members {
-		cuda[i] = m.Process
-	}
+	cuda := journal.ProcessesOf(d.Members)
 	found := make([]*child, len(pids))
 	err = engine.ParallelUpTo(runtime.NumCPU(), len(pids), func(i int) (err error) {
 		if slices.ContainsFunc(cuda, func(p inspect.Process) bool { return p.PID == pids[i] }) {
@@ -71,13 +69,7 @@ func (d leftovers) findChildren(ctx context.Context) ([]child, error) {
 		}
 		return err
 	})
-	var children []child
-	for _, c := range found {
-		if c != nil {
-			children = append(children, *c)
-		}
-	}
-	return children, err
+	return slices.DeleteFunc(found, func(c *child) bool { return c == nil }), err
 }
 
 // findChild returns a process as a forked child; nil if it holds nothing of the driver.

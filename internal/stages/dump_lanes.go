@@ -188,7 +188,7 @@ func (d *lanes) beginCopy(ctx context.Context, t *engine.Target) error {
 }
 
 func (d *lanes) copyOut(l *lane) error {
-	sink := watchedSink{l.output, engine.NewProgress(d.copying, d.Session, d.stall, "copying")}
+	sink := watchedSink{l.output, engine.Progress{Copying: d.copying, Session: d.Session, Stall: d.stall, Doing: "copying"}}
 	if err := pages.Copy(d.copying, l.Process, l.ranges, sink, d.Config.FastLane.Compress); err != nil {
 		return err
 	}

@@ -23,7 +23,7 @@ import (
 func (d *dump) stopTree(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, d.PatienceForAll())
 	defer cancel()
-	if err := engine.SignalAll(d.Targets, unix.SIGSTOP); err != nil {
+	if err := session.SignalProcesses(unix.SIGSTOP, engine.ProcessesOf(d.Targets)...); err != nil {
 		return err
 	}
 	for again := true; again; {
@@ -164,8 +164,11 @@ func (d *dump) parkTree(ctx context.Context) error {
 		// A process may have made another since the last look: it was about to fork when it was told to
 		// stop, or somebody continued it before it was parked.
 		again, err := d.stopOthers(ctx)
-		if err != nil || !again {
+		if err != nil {
 			return err
+		}
+		if !again {
+			return d.noteStopped()
 		}
 	}
 }

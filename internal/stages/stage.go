@@ -27,6 +27,9 @@ type Stage struct {
 	ImageDir string // CRTOOLS_IMAGE_DIR: /proc/PID/fd/N of criu itself; with a Client, the directory's path
 	InitPID  string // CRTOOLS_INIT_PID: the root task, a pid that criu's caller sees
 
+	// Stopped is called at pre-dump once no process of the tree runs or, if none uses CUDA, before criu
+	// stops them. It is nil if there is nothing to do. If it returns an error, the dump fails.
+	Stopped func() error `json:"-"`
 	// Commit gives a complete image its final form at post-dump, before criu ends the processes. It is
 	// nil if there is nothing to do. An error keeps the job alive.
 	Commit func(context.Context) error `json:"-"`
@@ -81,25 +84,17 @@ type call struct {
 	begun time.Duration // since boot
 }
 
-// handler returns the function that does a stage, nil if the stage needs nothing of us.
-func handler(action string) func(*call, context.Context) error {
-	switch action {
-	case criuutil.StagePreDump:
-		return (*call).preDump
-	case criuutil.StagePostDump:
-		return (*call).postDump
-	case criuutil.StageNetworkUnlock:
-		return (*call).networkUnlock
-	case criuutil.StagePreRestore:
-		return (*call).preRestore
-	case criuutil.StageSetupNamespaces, criuutil.StagePostSetupNamespaces, criuutil.StagePostRestore:
-		return (*call).rootNamed
-	case criuutil.StagePreResume:
-		return (*call).preResume
-	case criuutil.StagePostResume:
-		return (*call).postResume
-	}
-	return nil
+// handlers do the stages. The others need nothing of us.
+var handlers = map[string]func(*call, context.Context) error{
+	criuutil.StagePreDump:             (*call).preDump,
+	criuutil.StagePostDump:            (*call).postDump,
+	criuutil.StageNetworkUnlock:       (*call).networkUnlock,
+	criuutil.StagePreRestore:          (*call).preRestore,
+	criuutil.StageSetupNamespaces:     (*call).rootNamed,
+	criuutil.StagePostSetupNamespaces: (*call).rootNamed,
+	criuutil.StagePostRestore:         (*call).rootNamed,
+	criuutil.StagePreResume:           (*call).preResume,
+	criuutil.StagePostResume:          (*call).postResume,
 }
 
 // Run does a stage as criu's action script. criu aborts on an error at pre-dump and pre-restore, and
@@ -111,7 +106,7 @@ func Run(ctx context.Context, env *session.Env, stage Stage) error {
 	if stage.Action == "" {
 		return errors.New("CRTOOLS_SCRIPT_ACTION is not set: this program is an action script of criu (criu dump --action-script cucriu-hook …), not a command")
 	}
-	if handler(stage.Action) == nil {
+	if handlers[stage.Action] == nil {
 		return nil
 	}
 	inside, err := proc.IsInInnerPIDNamespace()
@@ -136,7 +131,7 @@ func Run(ctx context.Context, env *session.Env, stage Stage) error {
 
 // Serve does what a stage asks for, for a criu that is driven over RPC.
 func Serve(ctx context.Context, env *session.Env, criu *criuutil.Criu, stage Stage) error {
-	do := handler(stage.Action)
+	do := handlers[stage.Action]
 	if do == nil {
 		return nil
 	}

@@ -82,12 +82,9 @@ func once(env *session.Env, criu *criuutil.Criu, stage Stage, do func() error) e
 // stageFile names the file in which the latest call by a criu is written down. It removes the files of
 // those criu processes that are gone.
 func stageFile(runDir string, criu proc.Ident) (string, error) {
-	if _, err := journal.MakeSessionsDir(runDir); err != nil {
+	dir, err := journal.MakeDir(runDir, "stages")
+	if err != nil {
 		return "", err
-	}
-	dir := filepath.Join(runDir, "stages")
-	if err := os.MkdirAll(dir, 0o700); err != nil {
-		return "", fmt.Errorf("run directory: %w", err)
 	}
 	own := filepath.Join(dir, fmt.Sprintf("%d-%d-%d.json", criu.PIDNamespace, criu.PID, criu.StartTime))
 	files, err := filepath.Glob(filepath.Join(dir, "*.json"))

@@ -148,20 +148,16 @@ func decided(s *journal.Record) journal.Decision {
 // awaitCriuOf waits until the session's criu has ended: until then the program that runs it may still
 // make or stop processes, and needs the session. It returns the session as it is then, locked.
 func awaitCriuOf(ctx context.Context, s *session.Session) (*session.Session, error) {
-	criu, err := proc.Reopen(s.Criu)
-	if errors.Is(err, proc.ErrGone) || errors.Is(err, proc.ErrElsewhere) {
+	if gone, err := session.Gone(s.Criu); gone || errors.Is(err, proc.ErrElsewhere) {
 		return s, nil
-	}
-	if err != nil {
+	} else if err != nil {
 		return s, err
 	}
-	defer criu.Close()
 	ctx, cancel := context.WithTimeout(ctx, s.Env.Config.Restore.Timeout)
 	defer cancel()
 	s.LetGo()
-	if err := criu.WaitExit(ctx); err != nil {
-		err = fmt.Errorf("criu, process %d, does not end: %w", s.Criu.PID, err)
-		return s, err
+	if err := session.AwaitExit(ctx, s.Criu); err != nil {
+		return s, fmt.Errorf("criu, process %d, does not end: %w", s.Criu.PID, err)
 	}
 	locked, err := journal.LoadWithin(ctx, s.Dir())
 	if err != nil {
@@ -213,26 +209,24 @@ func concludeHeld(ctx context.Context, s *session.Session) (done bool, err error
 			return true, err
 		}
 	}
-	if s.Hold.Decision == journal.DecisionEnd {
-		if s.Kind == journal.KindRestore && s.Root == nil { // criu was killed before anybody knew
-			if _, err := findRoot(s); err != nil {
-				return true, err
-			}
-		}
-		if s.Kind == journal.KindDump {
-			err = endDumped(ctx, s)
-		} else {
-			err = session.KillTree(&s.Record)
-		}
-		if err != nil {
+	if s.Hold.Decision != journal.DecisionEnd {
+		return false, nil
+	}
+	if s.Kind == journal.KindDump {
+		if err := endDumped(ctx, s); err != nil {
 			return true, err
-		}
-		if s.Kind == journal.KindRestore {
-			return true, s.Close(journal.OutcomeKilled, "the copy here was ended (migration "+s.Hold.ID+")")
 		}
 		return true, s.Close(journal.OutcomeMoved, "the job has moved to "+s.Hold.Peer+" (migration "+s.Hold.ID+")")
 	}
-	return false, nil
+	if s.Root == nil { // criu was killed before anybody knew
+		if _, err := findRoot(s); err != nil {
+			return true, err
+		}
+	}
+	if err := session.KillTree(&s.Record); err != nil {
+		return true, err
+	}
+	return true, s.Close(journal.OutcomeKilled, "the copy here was ended (migration "+s.Hold.ID+")")
 }
 
 // abandoned reports whether the holder has ended.
@@ -242,18 +236,4 @@ func abandoned(s *journal.Record) (bool, error) {
 		return false, nil
 	}
 	return gone, err
-}
-
-// awaitHolder waits until the holder of a held job has ended. The session must not be locked: the
-// holder decides.
-func awaitHolder(ctx context.Context, s *session.Session) error {
-	holder, err := proc.Reopen(s.Hold.Holder)
-	if errors.Is(err, proc.ErrGone) {
-		return nil
-	}
-	if err != nil {
-		return err
-	}
-	defer holder.Close()
-	return holder.WaitExit(ctx)
 }

@@ -20,15 +20,19 @@ import (
 // wrap [session.ErrNotBack].
 func Recover(ctx context.Context, env *session.Env) ([]session.Status, error) {
 	env = env.Filled()
-	sessions, err := journal.MakeSessionsDir(env.Config.RunDir)
-	if err != nil {
-		return nil, err
-	}
-	dirs, err := journal.Dirs(sessions)
+	dirs, err := sessionDirs(env)
 	if err != nil {
 		return nil, err
 	}
 	return recoverAll(ctx, env, dirs, true)
+}
+
+func sessionDirs(env *session.Env) ([]string, error) {
+	sessions, err := journal.MakeSessionsDir(env.Config.RunDir)
+	if err != nil {
+		return nil, err
+	}
+	return journal.Dirs(sessions)
 }
 
 // recoverAll works on the orphans among sessions. If strict is set, a session on which somebody is at
@@ -76,13 +80,9 @@ func RecoverFirst(ctx context.Context, env *session.Env) {
 	}
 	ctx, cancel := context.WithTimeout(ctx, env.Config.Lock.Timeout)
 	defer cancel()
-	sessions, err := journal.MakeSessionsDir(env.Config.RunDir)
+	dirs, err := sessionDirs(env)
 	if err != nil {
 		return // what needs the directory says what is wrong with it
-	}
-	dirs, err := journal.Dirs(sessions)
-	if err != nil {
-		return
 	}
 	recovered, err := recoverAll(ctx, env, dirs, false)
 	for _, s := range recovered {

@@ -128,8 +128,8 @@ func takeTurn(ctx context.Context, env *session.Env, dir string, root *proc.Iden
 		if gone, err := abandoned(&s.Record); err != nil || gone {
 			return s, nil // what is wrong is said when the session is concluded
 		}
-		s.LetGo()
-		if err := awaitHolder(ctx, s); err != nil {
+		s.LetGo() // the holder decides, and needs it
+		if err := session.AwaitExit(ctx, s.Hold.Holder); err != nil {
 			return nil, fmt.Errorf("wait for the holder: %w", err)
 		}
 	}

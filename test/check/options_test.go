@@ -138,6 +138,35 @@ func TestRecordedOptionsThatAreDamagedAreRefused(t *testing.T) {
 	})
 }
 
+// TestANameRemovedDuringTheDumpIsGivenToo: the tree runs until it is stopped.
+func TestANameRemovedDuringTheDumpIsGivenToo(t *testing.T) {
+	testenv.Simulated(t, func(t *testing.T) {
+		for _, fails := range []bool{true, false} {
+			host, dir := testenv.NewHost(t, 1), t.TempDir()
+			job := startNeedy(t, host, "(cd "+dir+"; until [ -e go ]; do sleep 0.01; done; exec 6>removed; ln removed kept; rm removed; echo >done; exec sleep 1000) & ")
+			point := "dump.lock=run " + testenv.Script(t, "cd "+dir+" && touch go && until [ -e done ]; do sleep 0.01; done")
+			status, given := 0, filepath.Join(dir, "removed (deleted)")
+			if fails {
+				point += ",dump.manifest=error"
+				status = testenv.StatusFailed
+			}
+			host.UseFailpoint(point)
+			images := testenv.NewImages(t)
+			testenv.Exits(t, host, status, "dump", "-t", job.Root(), "-D", images)
+			if _, err := os.Lstat(given); errors.Is(err, os.ErrNotExist) != fails {
+				t.Errorf("after a dump that fails (%v), %s: %v", fails, given, err)
+			}
+			if !fails {
+				host.UseFailpoint("")
+				testenv.Eventually(t, testenv.Soon, "the job is gone", job.Gone)
+				testenv.Exits(t, host, 0, "restore", "-D", images)
+			}
+			job.Runs()
+			job.Kill()
+		}
+	})
+}
+
 // TestAFileInUseByARemovedNameGetsANewOne, which a failed dump takes away again. The image
 // can be restored more than once, also that of a job that was left running.
 func TestAFileInUseByARemovedNameGetsANewOne(t *testing.T) {
