@@ -1,14 +1,17 @@
 package jobs
 
 import (
-	"bufio"
+	"bytes"
 	"encoding/json"
+	"fmt"
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 	"sync/atomic"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"cucriu/internal/proc"
@@ -25,47 +28,39 @@ func (l *lines) Write(p []byte) (int, error) {
 // TestWhatDoesNotEndIsTold in the log and to people, less and less often, and no more once it has
 // ended.
 func TestWhatDoesNotEndIsTold(t *testing.T) {
-	said := new(lines)
-	s := &reporter{dir: t.TempDir(), messages: said, name: "train"}
-	over := s.tellEvery(20*time.Millisecond, "the dump", func() string { return "criu waits in rpc_wait" })
-	deadline := time.Now().Add(10 * time.Second)
-	for said.n.Load() < 4 && time.Now().Before(deadline) {
-		time.Sleep(time.Millisecond)
-	}
-	over()
-	over()
-	told := said.n.Load()
-	time.Sleep(200 * time.Millisecond) // one that was on its way
-	log, err := os.Open(filepath.Join(s.dir, eventsName))
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer log.Close()
-	var at []time.Time
-	for scanner := bufio.NewScanner(log); scanner.Scan(); {
-		var e Event
-		if err := json.Unmarshal(scanner.Bytes(), &e); err != nil {
+	dir := t.TempDir()
+	synctest.Test(t, func(t *testing.T) {
+		said := new(lines)
+		s := &reporter{dir: dir, messages: said, name: "train"}
+		over := s.tellEvery(time.Minute, "the dump", func() string { return "criu waits in rpc_wait" })
+		begun := time.Now()
+		time.Sleep(16 * time.Minute)
+		over()
+		over()
+		time.Sleep(time.Hour)
+		synctest.Wait()
+		if s.status.now.Failure == nil {
+			t.Error("cucriu status does not show it")
+		}
+		data, err := os.ReadFile(filepath.Join(dir, eventsName))
+		if err != nil {
 			t.Fatal(err)
 		}
-		if e.Event != EventWaiting || !strings.HasPrefix(e.Message, "train: the dump has not ended after ") || !strings.HasSuffix(e.Message, "criu waits in rpc_wait") {
-			t.Errorf("the log says %+v", e)
+		var after []time.Duration
+		for line := range bytes.Lines(data) {
+			var e Event
+			if err := json.Unmarshal(line, &e); err != nil {
+				t.Fatal(err)
+			}
+			after = append(after, e.At.Sub(begun))
+			if e.Event != EventWaiting || e.Message != fmt.Sprintf("train: the dump has not ended after %v: criu waits in rpc_wait", after[len(after)-1]) {
+				t.Errorf("the log says %+v", e)
+			}
 		}
-		at = append(at, e.At)
-	}
-	if told < 4 || len(at) < 4 {
-		t.Fatalf("it was said %d times, and is in the log %d times", told, len(at))
-	}
-	if first, last := at[1].Sub(at[0]), at[3].Sub(at[2]); last < 2*first {
-		t.Errorf("told after %v, and then after %v", first, last)
-	}
-	if s.status.now.Failure == nil {
-		t.Error("cucriu status does not show it")
-	}
-	now := said.n.Load()
-	time.Sleep(500 * time.Millisecond)
-	if said.n.Load() != now || now > told+1 {
-		t.Errorf("it was said %d times, and %d times after its end", told, said.n.Load())
-	}
+		if want := []time.Duration{time.Minute, 3 * time.Minute, 7 * time.Minute, 15 * time.Minute}; !slices.Equal(after, want) || int(said.n.Load()) != len(want) {
+			t.Errorf("it is in the log after %v, want %v; it was said %d times", after, want, said.n.Load())
+		}
+	})
 }
 
 // TestWhatAProgramWaitsForIsNamed, by process and by function of the kernel.

@@ -62,7 +62,7 @@ func (h *Host) RunCriu(verb, dir string, args ...string) CriuRun {
 // run runs a criu to its end. If it hangs, run shows what the processes do, and ends it.
 func (h *Host) run(verb, dir string, cmd *exec.Cmd) CriuRun {
 	h.t.Helper()
-	hung := time.AfterFunc(30*time.Second, func() {
+	hung := time.AfterFunc(2*Soon, func() {
 		h.diagnose(cmd.Process.Pid)
 		_ = cmd.Process.Kill()
 	})
