@@ -197,8 +197,9 @@ func (s *checkpointer) checkpointBy(ctx context.Context, base, reason string, en
 }
 
 // killStuck ends what is left of a job whose root process was killed during its last dump: criu waits
-// for it, and nobody else ends that. Once the image is complete, the dump itself ends the job. The
-// caller calls over when the dump has ended.
+// for it, and nobody else ends that. Once the image is complete, the dump itself ends the job; whether it
+// is stands on a disk that may hang, so the supervisor's loop does not look. The caller calls over when
+// the dump has ended.
 func (s *checkpointer) killStuck(images string) (over func()) {
 	done, stopped, at, root := make(chan struct{}), make(chan struct{}), s.sandbox, s.root
 	if root == nil {
@@ -226,7 +227,7 @@ func (s *checkpointer) killStuck(images string) (over func()) {
 	return func() { close(done); <-stopped }
 }
 
-// maxExiting is how often in a row a process may be seen ending that criu does not let go.
+// maxExiting is how often in a row a process may be seen ending that criu keeps.
 const maxExiting = 3
 
 // describe says what a checkpoint of an image is.
