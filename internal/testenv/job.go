@@ -10,7 +10,6 @@ import (
 	"strings"
 	"syscall"
 	"testing"
-	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -191,7 +190,7 @@ func (j *Job) Ticks() []int {
 func (j *Job) WaitTicks(n int) {
 	j.t.Helper()
 	from := j.Ticks()
-	Eventually(j.t, 20*time.Second, fmt.Sprintf("every process of the job ticks %d times from %v", n, from), func() bool {
+	Eventually(j.t, Soon, fmt.Sprintf("every process of the job ticks %d times from %v", n, from), func() bool {
 		for i, tick := range j.Ticks() {
 			if tick < from[i]+n {
 				return false

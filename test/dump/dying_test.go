@@ -11,6 +11,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"cucriu/internal/proc"
 	"cucriu/internal/testenv"
 )
 
@@ -91,6 +92,11 @@ func TestRecoverNamesWhoIsAtWork(t *testing.T) {
 			if err := unix.Kill(pid, unix.SIGSTOP); err != nil {
 				t.Fatal(err)
 			}
+			// One that stops later may get the lock of the killed hook first, and keep it.
+			testenv.Eventually(t, testenv.Soon, "the watcher is stopped", func() bool {
+				states, err := proc.ThreadStates(pid)
+				return err == nil && strings.Trim(states, "T") == ""
+			})
 		})
 		name, err := os.ReadFile(filepath.Join("/proc", strconv.Itoa(watcher), "comm"))
 		if err != nil {
