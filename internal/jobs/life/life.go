@@ -23,7 +23,8 @@
 //	           Tick: killed under criu                   Kill, after a few of them
 //	           Preempt                        (leaving)  Hasten; the end of what is under way; Unpause if paused;
 //	                                                     Last, tried a few times; then EndLeave
-//	           (leaving) a second one, TimeUp            Kill and CutOff; then EndLeave
+//	           (leaving) a second one, TimeUp            CutOff, after a Kill unless what is under way ends the
+//	                                                     job by itself; then EndLeave
 //	Ending     Exited                         Over       EndJob
 //	           ExitedWell                                Listen; then EndJob, or EndAsTold if a signal
 //	                                                     to leave comes: it may have caused the end
