@@ -190,7 +190,7 @@ func checkTimeout(timeout time.Duration) error {
 		return fmt.Errorf("%w: the lock timeout %v is negative", ErrInvalidArgument, timeout)
 	}
 	if roundUpMillis(timeout) > math.MaxUint32 {
-		return fmt.Errorf("%w: the lock timeout %v is longer than the driver can count (%v)", ErrInvalidArgument, timeout, math.MaxUint32*time.Millisecond)
+		return fmt.Errorf("%w: the lock timeout %v is longer than the driver's maximum (%v)", ErrInvalidArgument, timeout, math.MaxUint32*time.Millisecond)
 	}
 	return nil
 }
@@ -239,7 +239,7 @@ func (d *Driver) checkPairs(pairs []GPUPair) ([]cGPUPair, error) {
 		case pair.Old.IsZero() || pair.New.IsZero():
 			return nil, fmt.Errorf("%w: GPU pair %d (%v to %v) is missing a GPU on one side", ErrInvalidArgument, i, pair.Old, pair.New)
 		case olds[pair.Old]:
-			return nil, fmt.Errorf("%w: GPU pair %d: %v is already paired: each captured GPU maps to one GPU", ErrInvalidArgument, i, pair.Old)
+			return nil, fmt.Errorf("%w: GPU pair %d: %v is already the source of another pair", ErrInvalidArgument, i, pair.Old)
 		case news[pair.New]:
 			return nil, fmt.Errorf("%w: GPU pair %d: %v is already paired: two captured GPUs cannot map to the same one", ErrInvalidArgument, i, pair.New)
 		}

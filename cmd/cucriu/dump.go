@@ -211,7 +211,7 @@ func (f *criuFlags) check() error {
 		return usageError{errors.New("name the image directory with -D")}
 	}
 	if log := f.RPC.GetLogFile(); strings.Contains(log, "/") {
-		return usageError{fmt.Errorf("-o %s: a name without a folder; -W names the folder", log)}
+		return usageError{fmt.Errorf("-o %s: must be a file name without a directory; use -W for the directory", log)}
 	}
 	return nil
 }

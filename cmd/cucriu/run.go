@@ -76,7 +76,7 @@ Without CAP_SYS_ADMIN, set-user-id programs such as sudo gain no rights then.`,
 		},
 		RunE: func(cmd *cobra.Command, args []string) error {
 			if noCheckpoints == (long.Dir != "") {
-				return usageError{errors.New("name the directory of the job with --dir, or give --no-checkpoints and dump the job with cucriu dump")}
+				return usageError{errors.New("specify the job directory with --dir, or run without checkpoints with --no-checkpoints (cucriu dump can then dump the job)")}
 			}
 			hook, err := newHook()
 			if err != nil {
@@ -220,7 +220,7 @@ func addLongFlags(cmd *cobra.Command, o *jobs.Options) (check func(args []string
 		case o.Every > 0 && o.Every < time.Second:
 			return fmt.Errorf("--every %v: at least 1s", o.Every)
 		case o.Stage != "" && o.Stage != jobs.StageMemory && o.Stage != jobs.StageDisk && !filepath.IsAbs(o.Stage):
-			return fmt.Errorf("--stage %s: memory, disk, or an absolute path", o.Stage)
+			return fmt.Errorf("--stage %s: must be memory, disk, or an absolute path", o.Stage)
 		case o.Metrics != "" && existing(filepath.Dir(o.Metrics)) == "":
 			return fmt.Errorf("--metrics %s: no such directory", o.Metrics)
 		case o.Keep < 1:

@@ -207,7 +207,7 @@ func (m Manifest) Validate() error {
 				return fmt.Errorf("damaged: process %d holds %d bytes on %v", p.PID, size, uuid)
 			}
 			if !seen[uuid] {
-				return fmt.Errorf("damaged: process %d holds memory on %v, which it did not see", p.PID, uuid)
+				return fmt.Errorf("damaged: process %d holds memory on %v, which is not among the GPUs visible to it", p.PID, uuid)
 			}
 		}
 	}

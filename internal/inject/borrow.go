@@ -79,7 +79,7 @@ func startTaking(process *proc.Process, tids []int, saved string, find func(*pro
 		return nil, fmt.Errorf("process %d: no threads to borrow were given", pid)
 	}
 	if _, err := os.Lstat(saved); err == nil {
-		return nil, fmt.Errorf("process %d: %s holds the registers of threads borrowed by a program that was killed: they must be returned first", pid, saved)
+		return nil, fmt.Errorf("process %d: %s holds the registers of threads that a killed cucriu had borrowed: do not remove it, and run cucriu recover first", pid, saved)
 	} else if !errors.Is(err, fs.ErrNotExist) { // the empty name gives fs.ErrNotExist, too
 		return nil, fmt.Errorf("process %d: borrow threads: %w", pid, err)
 	}
@@ -123,7 +123,7 @@ func (b *Borrowed) call(ctx context.Context, ranges []proc.Range, what remoteCal
 	page := uint64(os.Getpagesize())
 	for _, r := range ranges {
 		if r.Start%page != 0 || r.End%page != 0 || r.End < r.Start {
-			return fmt.Errorf("process %d: %v of %#x-%#x, which is not aligned to pages: %w", b.loan.pid, what, r.Start, r.End, unix.EINVAL)
+			return fmt.Errorf("process %d: %v of %#x-%#x: the range is not page-aligned: %w", b.loan.pid, what, r.Start, r.End, unix.EINVAL)
 		}
 	}
 	return b.loan.do(func() error { return b.loan.callAll(ctx, ranges, what) })

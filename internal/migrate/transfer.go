@@ -70,7 +70,7 @@ func (s *sourceSession) openRound(ctx context.Context, r round) (*transfer, erro
 	first, err := t.sender.Connect(ctx)
 	if err != nil {
 		cancel()
-		return nil, fmt.Errorf("no connection for data to %s (%v): %w; name its open ports with --ports, one of its addresses with --bind, or use --via ssh", o.Host, at.Addresses, err)
+		return nil, fmt.Errorf("cannot open a data connection to %s (%v): %w; specify its open ports with --ports or another of its addresses with --bind, or tunnel the data with --via ssh", o.Host, at.Addresses, err)
 	}
 	s.result.MTU = mtuOf(first)
 	return t, nil

@@ -51,7 +51,7 @@ func finishRestore(ctx context.Context, s *session.Session) error {
 		}
 		if ctx.Err() != nil {
 			// Somebody gave up waiting, which says nothing about the job.
-			return fmt.Errorf("the restore was interrupted, the next cucriu recover continues it: %w", err)
+			return fmt.Errorf("the restore was interrupted; cucriu recover continues it: %w", err)
 		}
 		return killOrLeave(s, err)
 	}
