@@ -205,9 +205,9 @@ func hasUNIXSocket(name string) bool {
 	return err != nil || strings.Contains(string(list), " "+name+"\n")
 }
 
-// reapTime is how long [TakenPIDs] waits for a zombie to be reaped: right after a dump that has
-// ended the job, its parent may not have come to it yet.
-const reapTime = time.Second
+// exitTime is how long [TakenPIDs] waits for processes that are about to be gone: right after a dump
+// that has ended the job, or a restore that failed, they may still be exiting, or not reaped yet.
+const exitTime = 5 * time.Second
 
 // TakenPIDs refuses a restore that needs pids which are in use on this host. criu finds that only
 // when it creates the processes. It is a check: a number that is free now may be taken by then.
@@ -216,14 +216,14 @@ func TakenPIDs(ctx context.Context, needed []int) (preflight.Findings, error) {
 	if err != nil || inner {
 		return nil, err // what /proc shows are other pids than those that criu will get
 	}
-	ctx, cancel := context.WithTimeout(ctx, reapTime)
+	ctx, cancel := context.WithTimeout(ctx, exitTime)
 	defer cancel()
 	for {
 		holders, err := proc.HoldersOf(needed)
 		if err != nil {
 			return nil, err
 		}
-		if !slices.ContainsFunc(slices.Collect(maps.Values(holders)), func(h proc.Holder) bool { return h.Ended }) {
+		if !slices.ContainsFunc(slices.Collect(maps.Values(holders)), func(h proc.Holder) bool { return h.Exiting }) {
 			return takenFindings(holders), nil
 		}
 		select {

@@ -56,7 +56,7 @@ func TestAZombieHasEnded(t *testing.T) {
 	if _, err := Reopen(p.Ident); !errors.Is(err, ErrGone) {
 		t.Fatalf("reopened a zombie: %v", err)
 	}
-	if holders, err := HoldersOf([]int{p.PID}); err != nil || !holders[p.PID].Ended {
+	if holders, err := HoldersOf([]int{p.PID}); err != nil || !holders[p.PID].Ended || !holders[p.PID].Exiting {
 		t.Errorf("holders of its pid: %+v, %v", holders, err)
 	}
 	_ = cmd.Wait()
@@ -195,7 +195,7 @@ func TestHoldersOf(t *testing.T) {
 	const nobody = 1<<22 - 1 // the last pid there is, on a kernel that goes so far
 	holders, err := HoldersOf([]int{os.Getpid(), tid, group, nobody})
 	must(t, err)
-	if h := holders[os.Getpid()]; h.PID != os.Getpid() || h.As != "pid" || h.PPID != os.Getppid() || h.Ended {
+	if h := holders[os.Getpid()]; h.PID != os.Getpid() || h.As != "pid" || h.PPID != os.Getppid() || h.Ended || h.Exiting {
 		t.Errorf("own pid: %+v", h)
 	}
 	if h := holders[tid]; h.PID != os.Getpid() || h.As != "thread" {

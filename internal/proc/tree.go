@@ -108,11 +108,12 @@ func IsAncestor(pid, of int) (bool, error) {
 
 // Holder says who has a pid, or another number that no new process can get while it is in use.
 type Holder struct {
-	PID   int    // of the process
-	PPID  int    // its parent
-	Name  string // of the process
-	As    string // "pid", "thread", "process group" or "session"
-	Ended bool   // it is a zombie: the number is free once its parent has reaped it
+	PID     int    // of the process
+	PPID    int    // its parent
+	Name    string // of the process
+	As      string // "pid", "thread", "process group" or "session"
+	Ended   bool   // it is a zombie: the number is free once its parent has reaped it
+	Exiting bool   // it is a zombie or will be one without running any more code: see [Process.Exiting]
 }
 
 // HoldersOf finds out which of these numbers are in use, and by whom. A new process or thread
@@ -157,6 +158,17 @@ func HoldersOf(ids []int) (map[int]Holder, error) {
 				holders[id] = Holder{PID: pid, PPID: stat.PPID, Name: Printable(stat.Comm), As: as, Ended: stat.State == "Z" || stat.State == "X"}
 			}
 		}
+	}
+	for id, holder := range holders {
+		process, err := Open(holder.PID)
+		if err != nil && !errors.Is(err, ErrGone) {
+			return nil, err
+		}
+		holder.Exiting = err != nil || process.Exiting()
+		if err == nil {
+			process.Close()
+		}
+		holders[id] = holder
 	}
 	return holders, nil
 }
