@@ -107,7 +107,7 @@ func (j *longJob) settled(on, other *hosts.Host) {
 	if err == nil {
 		err = json.Unmarshal(data, &m)
 	}
-	if !os.IsNotExist(err) && (err != nil || m.State != jobs.MoveLeft || !m.Known) {
+	if !os.IsNotExist(err) && (err != nil || m.State != jobs.MoveLeft || !m.PeerKnows) {
 		j.t.Errorf("the job runs on host %s, and host %s has of it: %s %v", on.Name, other.Name, data, err)
 	}
 	for _, h := range j.pair.Hosts() {

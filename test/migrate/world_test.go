@@ -84,7 +84,7 @@ func (w *world) fresh() {
 }
 
 // haste is how many times sooner than a user's the programs of the tests give up what is silent.
-const haste = "4"
+const haste = "2"
 
 // hasten has cucriu give up sooner what is silent, or as soon as usual.
 func (w *world) hasten(soon bool) {
