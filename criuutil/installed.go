@@ -32,7 +32,11 @@ func LookCriu(name string) (string, error) {
 			return filepath.Abs(path)
 		}
 	}
-	return "", fault.New(names[0]+" is not an executable program", "install CRIU 4.2 or newer, or name its path with --criu or CUCRIU_CRIU")
+	what := " is not an executable file"
+	if !strings.Contains(names[0], "/") {
+		what = " was not found in PATH"
+	}
+	return "", fault.New(names[0]+what, "install CRIU 4.2 or newer, or specify its path with --criu or CUCRIU_CRIU")
 }
 
 // FindCriu finds a criu as [LookCriu] does, asks it for its version and reads its

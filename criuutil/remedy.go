@@ -23,7 +23,7 @@ const (
 	remedyLock      = "criu could not block the packets of the job's TCP connections: try another --network-lock (iptables or nftables, whichever is installed here), or --network-lock skip, with which a connection may break if the other end sends anything before the restore"
 	remedyTCP       = "the job has established TCP connections: give --tcp-established to the dump and to the restore, or --tcp-close if it can do without them"
 	remedyUnix      = "the job is connected to a process outside the tree through a UNIX socket: give --ext-unix-sk to the dump and to the restore, or dump the tree that holds both ends"
-	remedyMount     = "the job has a file open that its mount namespace cannot reach: start the job with its input and output in /dev/null, pipes or files inside the namespace, or name the file with --external"
+	remedyMount     = "the job has a file open that its mount namespace cannot reach: start the job with its input and output in /dev/null, pipes or files inside the namespace, or specify the file with --external"
 	remedyCgroup    = "the control groups cannot be handled as asked: give --manage-cgroups=soft to keep what exists, or --manage-cgroups=ignore, with which the job joins the control group of the restore"
 )
 

@@ -55,7 +55,7 @@ file with --criu-config. criu's default configuration files apply too.`,
 		Args: noArguments,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if pid == 0 {
-				return usageError{errors.New("name the root of the tree with -t")}
+				return usageError{errors.New("specify the root of the tree with -t")}
 			}
 			if criu.RPC.GetLeaveRunning() && criu.LeaveStopped {
 				return usageError{errors.New("either -R or -s")}
@@ -208,7 +208,7 @@ func text(to **string) *value {
 // check finds what is wrong with the options together.
 func (f *criuFlags) check() error {
 	if f.images == "" {
-		return usageError{errors.New("name the image directory with -D")}
+		return usageError{errors.New("specify the image directory with -D")}
 	}
 	if log := f.RPC.GetLogFile(); strings.Contains(log, "/") {
 		return usageError{fmt.Errorf("-o %s: must be a file name without a directory; use -W for the directory", log)}

@@ -51,7 +51,7 @@ func pidFlag(cmd *cobra.Command, to *int, name, short, usage string) {
 	cmd.Flags().VarP(&value{kind: "pid", set: func(text string) error {
 		pid, err := parsePID(text)
 		if err == nil && *to != 0 {
-			err = fmt.Errorf("it was already given as %d, and takes one process only", *to)
+			err = fmt.Errorf("already given as %d: only one process can be specified", *to)
 		}
 		if err == nil {
 			*to = pid
@@ -95,7 +95,7 @@ func folderFlag(cmd *cobra.Command, to *string, name, short, usage string) {
 			return errors.New("the directory name is empty")
 		}
 		if *to != "" {
-			return fmt.Errorf("it was already given as %s, and takes one directory only", *to)
+			return fmt.Errorf("already given as %s: only one directory can be specified", *to)
 		}
 		*to = text
 		return nil

@@ -58,9 +58,9 @@ from it, in the same directory. Its cucriu run here ends with --moved-status.`,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			switch {
 			case (pid == 0) == (job == ""):
-				return usageError{errors.New("name the root of the tree with -t, or a long job with --job")}
+				return usageError{errors.New("specify the root of the tree with -t, or a long job with --job")}
 			case o.Host == "":
-				return usageError{errors.New("name the destination with --to")}
+				return usageError{errors.New("specify the destination with --to")}
 			}
 			if err := onlyForOne(cmd, job != ""); err != nil {
 				return err

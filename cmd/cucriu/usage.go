@@ -30,7 +30,7 @@ func execute(ctx context.Context, root *cobra.Command) error {
 	if err == nil || begun {
 		return err
 	}
-	text := strings.NewReplacer("\n\nDid you mean this?\n\t", ": did you mean ", "\n\t", " or ", `required flag(s) "pid" not set`, "name a process with -p").Replace(err.Error())
+	text := strings.NewReplacer("\n\nDid you mean this?\n\t", ": did you mean ", "\n\t", " or ", `required flag(s) "pid" not set`, "specify a process with -p").Replace(err.Error())
 	text = strings.TrimSpace(text) + advice(cmd, err)
 	return usageError{fmt.Errorf("%s (see %s --help)", text, cmd.CommandPath())}
 }
@@ -86,12 +86,12 @@ func noArguments(cmd *cobra.Command, args []string) error {
 		if _, notPID := parsePID(args[0]); notPID == nil {
 			for _, name := range []string{"tree", "pid"} {
 				if flag := cmd.Flags().Lookup(name); flag != nil {
-					return fmt.Errorf("%w: name a process with -%s %s", err, flag.Shorthand, args[0])
+					return fmt.Errorf("%w: specify a process with -%s %s", err, flag.Shorthand, args[0])
 				}
 			}
 		}
 		if flag := cmd.Flags().Lookup("images-dir"); flag != nil {
-			return fmt.Errorf("%w: name the image directory with -D", err)
+			return fmt.Errorf("%w: specify the image directory with -D", err)
 		}
 		return err
 	}
@@ -130,7 +130,7 @@ func advice(cmd *cobra.Command, err error) string {
 	case drivesCriu && name == "libdir":
 		return ": it is not needed, " + cmd.CommandPath() + " gives criu no plugins"
 	case drivesCriu && slices.Contains(criuOnly, name):
-		return ": put criu options that cucriu does not have into a file, and give it with --criu-config"
+		return ": put criu options that cucriu does not have into a file, and specify it with --criu-config"
 	}
 	// cobra knows which of several names are near.
 	names := &cobra.Command{SuggestionsMinimumDistance: 2}

@@ -64,14 +64,14 @@ func Dump(ctx context.Context, hook *hooks.Hook, dir string, options Options) (R
 	if root != nil {
 		defer root.Close()
 	}
-	early := hook.Host().Begin(ctx, int(options.RPC.GetPid()))
+	prefetched := hook.Host().Prefetch(ctx, int(options.RPC.GetPid()))
 	needs, record, removed, err := addNeeds(ctx, hook, &options)
 	if err != nil {
 		return refused(err)
 	}
-	names := givenNames{log: hook.Log}
-	givesNames := !options.ByHand && !options.RPC.GetLinkRemap()
-	if givesNames {
+	names := relinkedFiles{log: hook.Log}
+	relinks := !options.ByHand && !options.RPC.GetLinkRemap()
+	if relinks {
 		defer func() { names.settle(complete) }()
 		if err := names.give(removed); err != nil {
 			return refused(err)
@@ -95,8 +95,8 @@ func Dump(ctx context.Context, hook *hooks.Hook, dir string, options Options) (R
 	if err != nil {
 		return refused(err)
 	}
-	d.stage.Early = early
-	if givesNames {
+	d.stage.Prefetched = prefetched
+	if relinks {
 		d.stage.Stopped = func() error {
 			removed, err := inspect.RemovedNames(int(options.RPC.GetPid()))
 			return errors.Join(err, names.give(removed))
@@ -140,7 +140,7 @@ func Dump(ctx context.Context, hook *hooks.Hook, dir string, options Options) (R
 		if ended := session.CheckEnded(s, root); ended != nil && !errors.Is(err, hooks.ErrEnded) {
 			err = errors.Join(err, ended)
 		} else if ended == nil {
-			err = d.withFate(err, session.OutcomeText(s, root))
+			err = d.withOutcome(err, session.OutcomeText(s, root))
 		}
 		return Result{Session: statusIf(s), Log: d.logPath()}, err
 	}

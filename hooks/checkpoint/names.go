@@ -16,20 +16,20 @@ import (
 // deleted is what the kernel appends to a name that was removed.
 const deleted = " (deleted)"
 
-// givenNames are names that a dump gives to the files that the tree uses by removed ones: the names that
+// relinkedFiles are names that a dump gives to the files that the tree uses by removed ones: the names that
 // the kernel tells of them, "NAME (deleted)", by which criu looks for them. criu's own way, --link-remap,
 // makes names of small numbers, of which two dumped jobs cannot have the same in one directory, and
 // removes them early in a restore, so that an image whose restore fails after that is lost.
 //
 // They are given before criu is started, so that a dump that cannot give one is refused before anything
 // is touched, and again once the tree is stopped: until then it may remove more.
-type givenNames struct {
+type relinkedFiles struct {
 	log   *slog.Logger
 	given []func(keep bool) error
 }
 
 // settle must be called once the dump has ended. It takes the names away again unless there is an image.
-func (g *givenNames) settle(keep bool) {
+func (g *relinkedFiles) settle(keep bool) {
 	for _, name := range g.given {
 		if err := name(keep); err != nil {
 			g.log.Warn("a name that was given to a file for the dump could not be removed", "error", err)
@@ -38,9 +38,9 @@ func (g *givenNames) settle(keep bool) {
 }
 
 // give gives the names that are not given yet.
-func (g *givenNames) give(removed []inspect.RemovedName) error {
+func (g *relinkedFiles) give(removed []inspect.RemovedName) error {
 	for _, name := range removed {
-		settleOne, err := giveName(name)
+		settleOne, err := relink(name)
 		if errors.Is(err, os.ErrExist) {
 			continue // by another process of the tree; or a stranger's file, and criu says so
 		}
@@ -57,9 +57,9 @@ func (g *givenNames) give(removed []inspect.RemovedName) error {
 	return nil
 }
 
-// giveName links a file to the name that the kernel tells of it. No link on the way is followed:
+// relink links a file to the name that the kernel tells of it. No link on the way is followed:
 // whoever may have put one there has fewer rights than we.
-func giveName(name inspect.RemovedName) (settle func(keep bool) error, err error) {
+func relink(name inspect.RemovedName) (settle func(keep bool) error, err error) {
 	top, err := unix.Open(filepath.Join("/proc", strconv.Itoa(name.PID), "root"), unix.O_PATH|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
 	if err != nil {
 		return nil, err

@@ -20,7 +20,7 @@ import (
 
 // addNeeds finds the options that the tree needs, and adds those to the request that are not in it.
 // record is for the image, so that the restore needs none of them; nil if there is nothing to be
-// recorded. removed are for [givenNames]. It refuses what no option helps against.
+// recorded. removed are for [relinkedFiles]. It refuses what no option helps against.
 func addNeeds(ctx context.Context, hook *hooks.Hook, options *Options) (needs []preflight.Need, record *image.Options, removed []inspect.RemovedName, err error) {
 	if options.ByHand {
 		return nil, nil, nil, nil
@@ -38,7 +38,7 @@ func addNeeds(ctx context.Context, hook *hooks.Hook, options *Options) (needs []
 		return nil, nil, nil, err
 	}
 	found, needs := wanted.Options, slices.DeleteFunc(wanted.Needs, options.gives)
-	found.LinkRemap = false // see givenNames
+	found.LinkRemap = false // see relinkedFiles
 	for _, need := range needs {
 		hook.Log.Info("passing "+need.Option+" to criu", "why", need.Why)
 		if need.Risk != "" {
@@ -59,7 +59,7 @@ func (o *Options) answers(f preflight.Finding) bool {
 }
 
 // gives reports whether something else is there in place of an option: what was given by hand, or the
-// names that [givenNames] makes.
+// names that [relinkedFiles] makes.
 func (o *Options) gives(need preflight.Need) bool {
 	name, _, _ := strings.Cut(need.Option, " ")
 	return name == "--link-remap" || name == "--network-lock" && o.RPC.NetworkLock != nil || name == "--ghost-limit" && o.RPC.GhostLimit != nil

@@ -101,21 +101,21 @@ type Result struct {
 
 // criuSession is one request to a criu that we started.
 type criuSession struct {
-	hook    *hooks.Hook
-	kind    journal.Kind
-	options Options
-	path    string // of criu
-	workDir string
-	output  *os.File // gets what criu prints beside its log
-	swrk    *criuutil.Swrk
-	criu    *criuutil.Criu
-	stage   stages.Stage // what all stages have in common
-	begun   time.Time
-	seized  time.Time // when criu was about to seize the processes of a dump
-	cause   string    // why criu failed, for the journal; empty if it did not, or it is not known
-	staged  bool      // criu has announced a stage; before that it touches nothing
-	probe   func(context.Context) error
-	fated   bool // the error says already what became of the job
+	hook        *hooks.Hook
+	kind        journal.Kind
+	options     Options
+	path        string // of criu
+	workDir     string
+	output      *os.File // gets what criu prints beside its log
+	swrk        *criuutil.Swrk
+	criu        *criuutil.Criu
+	stage       stages.Stage // what all stages have in common
+	begun       time.Time
+	seized      time.Time // when criu was about to seize the processes of a dump
+	cause       string    // why criu failed, for the journal; empty if it did not, or it is not known
+	staged      bool      // criu has announced a stage; before that it touches nothing
+	probe       func(context.Context) error
+	outcomeSaid bool // the error says already what became of the job
 }
 
 // start starts criu for a request about an image directory.
@@ -365,19 +365,19 @@ func (d *criuSession) notified(ctx context.Context, action string, pid int) erro
 		}
 	}
 	err := stages.Serve(ctx, d.hook, d.criu, stage)
-	d.fated = d.fated || err != nil && (action == criuutil.StagePreDump || d.kind == journal.KindRestore)
+	d.outcomeSaid = d.outcomeSaid || err != nil && (action == criuutil.StagePreDump || d.kind == journal.KindRestore)
 	return err
 }
 
-// withFate adds to the error what became of the job, if it does not say so already.
-func (d *criuSession) withFate(err error, fate string) error {
+// withOutcome adds to the error what became of the job, if it does not say so already.
+func (d *criuSession) withOutcome(err error, outcome string) error {
 	switch {
-	case !d.staged || d.fated || fate == "":
+	case !d.staged || d.outcomeSaid || outcome == "":
 		return err
 	case strings.Contains(err.Error(), "\n"):
-		return fmt.Errorf("%w\n%s", err, fate)
+		return fmt.Errorf("%w\n%s", err, outcome)
 	}
-	return fmt.Errorf("%w; %s", err, fate)
+	return fmt.Errorf("%w; %s", err, outcome)
 }
 
 func (d *criuSession) logPath() string { return filepath.Join(d.workDir, d.options.RPC.GetLogFile()) }

@@ -49,7 +49,7 @@ func Restore(ctx context.Context, hook *hooks.Hook, dir string, options Options)
 	}
 	if err != nil {
 		if finishErr == nil {
-			err = d.withFate(err, restoreFate(s, !errors.Is(err, criuutil.ErrNoAnswer)))
+			err = d.withOutcome(err, restoreOutcome(s, !errors.Is(err, criuutil.ErrNoAnswer)))
 		}
 		return Result{Session: statusIf(s), Log: d.logPath()}, err
 	}
@@ -58,9 +58,9 @@ func Restore(ctx context.Context, hook *hooks.Hook, dir string, options Options)
 	return r, nil
 }
 
-// restoreFate says what became of the job of a restore that failed; empty if that is not known.
+// restoreOutcome says what became of the job of a restore that failed; empty if that is not known.
 // answered says that criu told of its own failure.
-func restoreFate(s *journal.Session, answered bool) string {
+func restoreOutcome(s *journal.Session, answered bool) string {
 	switch {
 	case s == nil && !answered:
 		return "" // a tree without CUDA, and nobody looked

@@ -86,15 +86,15 @@ func (p *parser) document(data []byte) error {
 	if version.Kind == yaml.ScalarNode && !isNull(version) && version.Value != "1" {
 		return p.refuse(head.Version.Line, "version", fmt.Sprintf("unknown version %q", version.Value), `this program reads "version: 1"`)
 	}
-	const untold = time.Duration(math.MinInt64)
-	p.cfg.Lock.Try = untold
+	const unset = time.Duration(math.MinInt64)
+	p.cfg.Lock.Try = unset
 	if err := p.file()("", document.Content[0]); err != nil {
 		return err
 	}
 	if version.Kind == 0 || isNull(version) {
 		return p.refuse(0, "", "the field version is missing", versionRemedy)
 	}
-	if p.cfg.Lock.Try == untold {
+	if p.cfg.Lock.Try == unset {
 		p.cfg.Lock.Try = min(Default().Lock.Try, p.cfg.Lock.Timeout)
 	}
 	p.cfg.File = p.source

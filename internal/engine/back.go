@@ -265,7 +265,7 @@ func CompleteRestore(ctx context.Context, s *session.Session) error {
 	}
 	defer CloseTargets(targets)
 	if len(targets) != len(s.Members) {
-		return errors.New("a restored CUDA process has ended before its GPU state was restored")
+		return fmt.Errorf("%d of the %d restored CUDA processes ended before their GPU state was restored", len(s.Members)-len(targets), len(s.Members))
 	}
 	if len(targets) > 0 {
 		if err := PlanPairs(driver, s); err != nil {

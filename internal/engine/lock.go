@@ -249,7 +249,7 @@ func (l *locking) awaitLocks(ctx context.Context) error {
 		case <-followed:
 			return nil
 		case <-ctx.Done():
-			return l.tooLong(ctx)
+			return l.timeoutError(ctx)
 		}
 	}
 	return nil
@@ -277,7 +277,7 @@ func (l *locking) catchUp(ctx context.Context, window time.Duration) (bool, erro
 		case <-over:
 			return false, nil
 		case <-ctx.Done():
-			return false, l.tooLong(ctx)
+			return false, l.timeoutError(ctx)
 		}
 	}
 }
@@ -286,9 +286,9 @@ func (l *locking) unlocked() []*Target {
 	return slices.DeleteFunc(slices.Clone(l.Targets), func(t *Target) bool { return t.locked })
 }
 
-// tooLong says which processes kept running: those that were never locked, whichever others were let
+// timeoutError says which processes kept running: those that were never locked, whichever others were let
 // run. If there are none, it says that the processes never came level.
-func (l *locking) tooLong(ctx context.Context) error {
+func (l *locking) timeoutError(ctx context.Context) error {
 	if !errors.Is(ctx.Err(), context.DeadlineExceeded) {
 		return fmt.Errorf("interrupted: %w", context.Cause(ctx))
 	}
@@ -297,7 +297,7 @@ func (l *locking) tooLong(ctx context.Context) error {
 	if len(never) > 0 {
 		return fmt.Errorf("GPU work of %s did not end %s: raise lock.timeout, or dump between long kernels", named(never), within)
 	}
-	return fmt.Errorf("%s wait for each other: each was locked, but never all at once, %s, most recently because GPU work of %s did not end: "+
+	return fmt.Errorf("%s could not all be locked at once %s: each was locked for a while, and last the GPU work of %s did not end, probably because they wait for each other: "+
 		"raise lock.timeout, or dump where all of them synchronize", named(l.Targets), within, named(l.unlocked()))
 }
 

@@ -86,9 +86,9 @@ func (l *loan) hold(ctx context.Context) error {
 	return nil
 }
 
-// letGo detaches from the threads that are held. From the others the kernel detaches when
+// detach detaches from the threads that are held. From the others the kernel detaches when
 // this OS thread ends.
-func (l *loan) letGo() {
+func (l *loan) detach() {
 	for _, t := range l.threads {
 		if t.state == held {
 			_ = unix.PtraceDetach(t.TID) // ESRCH: it was killed

@@ -26,7 +26,7 @@ func (l *loan) take(ctx context.Context, process *proc.Process) error {
 	if err == nil {
 		err = l.keep(process)
 	} else {
-		l.letGo()
+		l.detach()
 	}
 	l.over = err != nil
 	return err
@@ -54,7 +54,7 @@ func (l *loan) requireGroupStop() error {
 		case unix.SIGSTOP, unix.SIGTSTP, unix.SIGTTIN, unix.SIGTTOU:
 		default:
 			if t.state != ended {
-				return fmt.Errorf("thread %d of process %d: %w: it would keep running if we were killed", t.TID, l.pid, ErrNotStopped)
+				return fmt.Errorf("thread %d of process %d: %w: if cucriu were killed now, the thread would keep running", t.TID, l.pid, ErrNotStopped)
 			}
 		}
 	}
@@ -65,7 +65,7 @@ func (l *loan) requireGroupStop() error {
 // has released them all, as they were.
 func (l *loan) keep(process *proc.Process) error {
 	if err := l.note(process); err != nil {
-		l.letGo()
+		l.detach()
 		return err
 	}
 	if err := process.ReadMemory(bytesOf(&l.value), l.word()); err != nil {
@@ -142,7 +142,7 @@ func (l *loan) setOptions(tid int) error {
 		return statusErr
 	}
 	if status.Seccomp {
-		return fmt.Errorf("%w: it might kill the thread for our system call, and cannot be suspended: %w", ErrFiltered, err)
+		return fmt.Errorf("%w: the filter cannot be suspended, and might kill the thread for a system call that cucriu makes in it: %w", ErrFiltered, err)
 	}
 	return unix.PtraceSetOptions(tid, wanted)
 }
@@ -162,7 +162,7 @@ func (l *loan) takeOver(ctx context.Context) (err error) {
 	l.over = true
 	defer func() {
 		if err != nil {
-			l.letGo()
+			l.detach()
 		}
 	}()
 	for _, t := range l.threads {
@@ -197,10 +197,10 @@ func (l *loan) putBack() error {
 	}
 	l.at("all put back")
 	if err := os.Remove(l.saved); err != nil && !errors.Is(err, fs.ErrNotExist) { // the empty name gives fs.ErrNotExist, too
-		return fmt.Errorf("they are restored, but still recorded as borrowed: %w", err)
+		return fmt.Errorf("the threads are restored, but still recorded as borrowed: %w", err)
 	}
 	l.at("removed")
-	l.letGo()
+	l.detach()
 	return nil
 }
 

@@ -87,7 +87,7 @@ func (l *loan) takeEvery(ctx context.Context, process *proc.Process, except []in
 			tids, err = threadsBut(l.pid, known)
 		}
 		if err != nil {
-			l.letGo()
+			l.detach()
 			return err
 		}
 		found = nil
@@ -146,7 +146,7 @@ func (l *loan) park() error {
 		}
 		l.at("parked")
 	}
-	l.letGo()
+	l.detach()
 	return nil
 }
 

@@ -47,7 +47,7 @@ func (l *loan) run(tid int, populating *populating) error {
 func (t *Tracer) Release(ctx context.Context) error {
 	l := t.loan
 	err := l.do(func() error {
-		defer l.letGo()
+		defer l.detach()
 		l.over = true
 		return l.hold(ctx)
 	})

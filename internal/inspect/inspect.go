@@ -27,27 +27,27 @@ func (in *Inspection) UsesCUDA() bool { return len(in.Processes) > 0 || len(in.F
 // Tree walks the tree below root. It finds the CUDA processes, and everything that would
 // make the dump fail after GPU state has been touched. imageDir is where the images are to go;
 // it is empty if that is not known. runDir is the run directory. Tree calls open when it meets the
-// first process that has libcuda mapped: a tree without CUDA needs no driver. early is nil if nobody
+// first process that has libcuda mapped: a tree without CUDA needs no driver. prefetched is nil if nobody
 // has begun to ask.
-func Tree(ctx context.Context, root int, imageDir, runDir string, early *Early, open func() (*cudackpt.Driver, error)) (*Inspection, error) {
+func Tree(ctx context.Context, root int, imageDir, runDir string, prefetched *Prefetched, open func() (*cudackpt.Driver, error)) (*Inspection, error) {
 	s, err := snapshotBelow(root)
 	if err != nil {
 		return nil, err
 	}
-	return s.inspect(ctx, imageDir, runDir, early, sync.OnceValues(open))
+	return s.inspect(ctx, imageDir, runDir, prefetched, sync.OnceValues(open))
 }
 
-// Early is what the kernel module told of a tree before its inspection, which takes less time then.
-type Early struct {
+// Prefetched is what the kernel module told of a tree before its inspection, which takes less time then.
+type Prefetched struct {
 	done  chan struct{}
 	known nvrm.Known
 }
 
-// Begin loads the driver and asks the kernel module about the tree below root, while a dump is
+// Prefetch loads the driver and asks the kernel module about the tree below root, while a dump is
 // prepared. The answers decide nothing: [Tree] asks again, but need not search for what the
 // processes have had for long.
-func (h Host) Begin(ctx context.Context, root int) *Early {
-	e := &Early{done: make(chan struct{})}
+func (h Host) Prefetch(ctx context.Context, root int) *Prefetched {
+	e := &Prefetched{done: make(chan struct{})}
 	go func() {
 		defer close(e.done)
 		ctx, cancel := context.WithTimeout(ctx, h.Timeout)
@@ -64,7 +64,7 @@ func (h Host) Begin(ctx context.Context, root int) *Early {
 }
 
 // answer waits for what was told; nil if nothing was.
-func (e *Early) answer(ctx context.Context) nvrm.Known {
+func (e *Prefetched) answer(ctx context.Context) nvrm.Known {
 	if e == nil {
 		return nil
 	}
@@ -78,10 +78,10 @@ func (e *Early) answer(ctx context.Context) nvrm.Known {
 
 // inspect asks the driver and the kernel module, which may take long, and judges the processes
 // meanwhile.
-func (s *snapshot) inspect(ctx context.Context, imageDir, runDir string, early *Early, open func() (*cudackpt.Driver, error)) (*Inspection, error) {
+func (s *snapshot) inspect(ctx context.Context, imageDir, runDir string, prefetched *Prefetched, open func() (*cudackpt.Driver, error)) (*Inspection, error) {
 	judged := make(chan preflight.Findings, 1)
 	go func() { judged <- s.judge() }()
-	in, gone, err := s.askDriver(ctx, runDir, early, open)
+	in, gone, err := s.askDriver(ctx, runDir, prefetched, open)
 	ofTree := <-judged
 	if err != nil {
 		return nil, err
@@ -105,7 +105,7 @@ func (s *snapshot) inspect(ctx context.Context, imageDir, runDir string, early *
 
 // askDriver finds what the driver and the kernel module say of a tree, and which processes have ended
 // meanwhile.
-func (s *snapshot) askDriver(ctx context.Context, runDir string, early *Early, open func() (*cudackpt.Driver, error)) (in *Inspection, gone []int, err error) {
+func (s *snapshot) askDriver(ctx context.Context, runDir string, prefetched *Prefetched, open func() (*cudackpt.Driver, error)) (in *Inspection, gone []int, err error) {
 	each, errs := make([]Inspected, len(s.looks)), make([]error, len(s.looks))
 	atOnce(len(s.looks), func(i int) { each[i], errs[i] = s.looks[i].askDriver(ctx, open, true) })
 	in = new(Inspection)
@@ -136,7 +136,7 @@ func (s *snapshot) askDriver(ctx context.Context, runDir string, early *Early, o
 	if err != nil || len(in.Processes) == 0 {
 		return in, gone, err
 	}
-	widest, known := nvrm.WidestGap, early.answer(ctx)
+	widest, known := nvrm.WidestGap, prefetched.answer(ctx)
 	if len(known) > 0 {
 		widest = nvrm.ShortGap // it was searched a moment ago, and is searched again after the stop
 	}
@@ -177,9 +177,14 @@ func One(ctx context.Context, pid int, open func() (*cudackpt.Driver, error)) (I
 
 // askDriver asks the driver about the process, if it uses it, and NVML how much memory it holds, if
 // that is to be measured.
-func (l *look) askDriver(ctx context.Context, open func() (*cudackpt.Driver, error), measure bool) (Inspected, error) {
+func (l *look) askDriver(ctx context.Context, open func() (*cudackpt.Driver, error), measure bool) (p Inspected, err error) {
 	pid, held := l.pid, l.uses
-	p := Inspected{Name: l.status.Name}
+	p = Inspected{Name: l.status.Name}
+	defer func() {
+		if errors.Is(ctx.Err(), context.Canceled) { // which says nothing about the process
+			p, err = Inspected{}, context.Cause(ctx)
+		}
+	}()
 	if !held.libcuda && len(held.devices) == 0 {
 		return p, nil
 	}

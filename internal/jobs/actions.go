@@ -30,7 +30,7 @@ func (s *supervisor) do(ctx context.Context, a life.Action) {
 		s.told = e.signal
 		s.tell(Event{Event: EventPreempted, Message: fmt.Sprintf("got %s: %s leaves this host", unix.SignalName(e.signal), s.name)})
 		s.setLeaving(true)
-		s.checkpointer.hasten()
+		s.checkpointer.endHousekeeping()
 	case life.Stay:
 		s.setLeaving(false)
 	case life.CutOff:
@@ -57,7 +57,7 @@ func (s *supervisor) do(ctx context.Context, a life.Action) {
 	case life.Show:
 		s.status.runs(s.life.Paused, s.timers.next)
 	case life.Skip:
-		pause, _ := s.checkpointer.tooLong()
+		pause, _ := s.checkpointer.exceedsMaxPause()
 		s.tell(Event{Event: EventSkipped, Message: fmt.Sprintf("no checkpoint: the job would be paused for about %v, and %v is allowed (--max-pause)", pause.Round(time.Millisecond), s.MaxPause)})
 		s.checkpointer.costs = s.checkpointer.costs[1:] // so that it is tried again some time
 	case life.Pass:
@@ -96,7 +96,7 @@ func (s *supervisor) attend(ctx context.Context) {
 		s.console, err = openConsole(s.Terminal, s.sandbox)
 		s.sayError(err)
 	}
-	s.checkpointer.tidy, s.checkpointer.hasten = context.WithCancel(ctx)
+	s.checkpointer.housekeeping, s.checkpointer.endHousekeeping = context.WithCancel(ctx)
 	ended := make(chan struct{})
 	if s.ended = ended; s.root == nil {
 		close(ended)
@@ -113,8 +113,8 @@ func (s *supervisor) attend(ctx context.Context) {
 // detach ends what attend began, and what a leaving job does not wait for.
 func (s *supervisor) detach() {
 	s.console.leave()
-	if s.checkpointer.hasten != nil {
-		s.checkpointer.hasten()
+	if s.checkpointer.endHousekeeping != nil {
+		s.checkpointer.endHousekeeping()
 	}
 	s.checkpointer.trial.await()
 }

@@ -29,9 +29,9 @@ type checkpointer struct {
 	costs    costs
 	failures int // attempts at a checkpoint since the last one
 	trial    trial
-	// tidy is the context of what a preemption does not wait for, and hasten ends it.
-	tidy   context.Context
-	hasten context.CancelFunc
+	// housekeeping is the context of what a preemption does not wait for but ends.
+	housekeeping    context.Context
+	endHousekeeping context.CancelFunc
 }
 
 // checkpoint makes a checkpoint of the running job, and tells how that went.
@@ -181,7 +181,7 @@ func (s *checkpointer) checkpointBy(ctx context.Context, base, reason string, en
 	if err := failpoint.Hit(ctx, "jobs.staged", 0); err != nil {
 		return store.Checkpoint{}, err
 	}
-	defer s.tellIfSlow("moving a checkpoint to the store", expected.total, inUs)()
+	defer s.tellIfSlow("moving a checkpoint to the store", expected.total, ownWaitState)()
 	if err := files.Sync(ctx, made); err != nil {
 		return store.Checkpoint{}, err
 	}
@@ -197,9 +197,9 @@ func (s *checkpointer) checkpointBy(ctx context.Context, base, reason string, en
 }
 
 // killStuck ends what is left of a job whose root process was killed during its last dump: criu waits
-// for it, and nobody else ends that. Once the image is complete, the dump itself ends the job; whether it
-// is stands on a disk that may hang, so the supervisor's loop does not look. The caller calls over when
-// the dump has ended.
+// for it, and nobody else ends that. Once the image is complete, the dump itself ends the job. This reads
+// the image, on a disk that may hang, so it has a goroutine of its own. The caller calls over when the dump
+// has ended.
 func (s *checkpointer) killStuck(images string) (over func()) {
 	done, stopped, at, root := make(chan struct{}), make(chan struct{}), s.sandbox, s.root
 	if root == nil {
@@ -263,10 +263,10 @@ const verifiers = 2
 // verify reads a checkpoint again from the disk. Only then may older ones be removed.
 func (s *checkpointer) verify(c store.Checkpoint) error {
 	expected, _ := s.costs.expected()
-	over := s.tellIfSlow("reading checkpoint "+c.Name+" again", expected.total, inUs)
-	err := s.store.Verify(s.tidy, c, verifiers, nil)
+	over := s.tellIfSlow("reading checkpoint "+c.Name+" again", expected.total, ownWaitState)
+	err := s.store.Verify(s.housekeeping, c, verifiers, nil)
 	over()
-	if err != nil && s.tidy.Err() == nil {
+	if err != nil && s.housekeeping.Err() == nil {
 		s.tell(Event{Event: EventFailed, Checkpoint: c.Name, Message: fmt.Sprintf("checkpoint %s does not match what was written: %v", c.Name, err)})
 	}
 	return err
@@ -287,8 +287,8 @@ func (s *checkpointer) tidyUp() {
 
 // prune removes checkpoints that are no longer to be kept.
 func (s *checkpointer) prune() {
-	_, err := s.store.Prune(s.tidy, store.Policy{Keep: s.Keep, MaxBytes: s.MaxBytes})
-	if err != nil && s.tidy.Err() == nil {
+	_, err := s.store.Prune(s.housekeeping, store.Policy{Keep: s.Keep, MaxBytes: s.MaxBytes})
+	if err != nil && s.housekeeping.Err() == nil {
 		s.tell(Event{Event: EventFailed, Message: fmt.Sprintf("old checkpoints could not be removed: %v", err)})
 	}
 }
@@ -402,8 +402,8 @@ func (s *checkpointer) untilNext(err error) time.Duration {
 	return min(interval, retryFirst<<min(s.failures-1, 10))
 }
 
-// tooLong reports whether the job would be paused for longer than it may.
-func (s *checkpointer) tooLong() (time.Duration, bool) {
+// exceedsMaxPause reports whether the job would be paused for longer than it may.
+func (s *checkpointer) exceedsMaxPause() (time.Duration, bool) {
 	expected, known := s.costs.expected()
 	return expected.pause, known && s.MaxPause > 0 && expected.pause > s.MaxPause
 }

@@ -51,17 +51,17 @@ func TestAFailedCheckpointIsTriedSoonAndThenLessOften(t *testing.T) {
 
 func TestACheckpointThatTakesTooLongIsLeftOutUntilThatIsForgotten(t *testing.T) {
 	s := &checkpointer{core: &core{Options: Options{MaxPause: time.Second}}}
-	if _, is := s.tooLong(); is {
+	if _, is := s.exceedsMaxPause(); is {
 		t.Error("left out before anything is known")
 	}
 	s.costs = s.costs.add(cost{pause: 2 * time.Second})
-	if pause, is := s.tooLong(); !is || pause != 2*time.Second {
+	if pause, is := s.exceedsMaxPause(); !is || pause != 2*time.Second {
 		t.Errorf("%v, %v", pause, is)
 	}
 	for range keepCosts {
 		s.costs = s.costs.add(cost{pause: time.Millisecond})
 	}
-	if _, is := s.tooLong(); is || len(s.costs) != keepCosts {
+	if _, is := s.exceedsMaxPause(); is || len(s.costs) != keepCosts {
 		t.Errorf("%d costs are kept", len(s.costs))
 	}
 }

@@ -46,8 +46,8 @@ type Move struct {
 	State MoveState `json:"state"`
 	Peer  string    `json:"peer"` // the other host
 	At    time.Time `json:"at"`
-	// Known says of a job that has left that the other host knows of it.
-	Known bool `json:"known,omitempty"`
+	// PeerKnows says of a job that has left that the other host knows of it.
+	PeerKnows bool `json:"known,omitempty"`
 	// Returned says that the job could not be resumed here, and was given back.
 	Returned string `json:"returned,omitempty"`
 
@@ -143,7 +143,7 @@ func (m Move) elsewhere(dir string) string {
 		return fmt.Sprintf("the job of %s was returned to %s on %s, because it could not be resumed here: %s", dir, proc.Printable(m.Peer), m.At.Local().Format(time.DateTime), proc.Printable(m.Returned))
 	case m.State == MoveLeft:
 		text := fmt.Sprintf("the job of %s has moved to %s on %s, and runs there now", dir, proc.Printable(m.Peer), m.At.Local().Format(time.DateTime))
-		if !m.Known {
+		if !m.PeerKnows {
 			text += "; that host may not know it yet: run cucriu recover here"
 		}
 		return text + fmt.Sprintf("; if it can never run there again, cucriu recover --take %s lets it run here", m.ID)

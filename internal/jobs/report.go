@@ -155,8 +155,8 @@ func inSandbox(pid int, job *proc.Process) string {
 	return "its programs are working"
 }
 
-// inUs says what this program waits for.
-func inUs() string {
+// ownWaitState says what this program waits for.
+func ownWaitState() string {
 	if stuck := waiting([]int{os.Getpid()}, true); stuck != "" {
 		return stuck + " and ignores signals; a disk or file system may be hung"
 	}

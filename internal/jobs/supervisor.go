@@ -204,7 +204,7 @@ func (s *supervisor) next(ctx context.Context) event {
 			return happened(life.JobEnded)
 		}
 	case <-due:
-		_, tooLong := s.checkpointer.tooLong()
+		_, tooLong := s.checkpointer.exceedsMaxPause()
 		return event{Event: life.Event{Kind: life.Due, TooLong: tooLong}}
 	case <-look:
 		return happened(life.LookDue)

@@ -49,7 +49,7 @@ func (s *checkpointer) try(c store.Checkpoint) {
 	if before.Outcome == image.TrialNone && before.Attempts < mostAttempts {
 		tried = ""
 	}
-	ctx, end := context.WithCancel(s.tidy)
+	ctx, end := context.WithCancel(s.housekeeping)
 	ended := make(chan struct{})
 	s.trial.end, s.trial.ended = end, ended
 	at := *s.instance // which may be closed while this runs

@@ -244,8 +244,8 @@ type Hold struct {
 	// KeepsConnections says that the TCP connections of a dumped job continue elsewhere, with the job's
 	// address: no packet reaches them here before the processes have ended.
 	KeepsConnections bool `json:"keeps_connections,omitempty"`
-	// Told says that the other side knows the decision. Until then it asks, or has to be told.
-	Told bool `json:"told,omitempty"`
+	// PeerKnows says that the other side knows the decision. Until then it asks, or has to be told.
+	PeerKnows bool `json:"told,omitempty"`
 }
 
 // Undecided reports whether there is a hold and no decision yet.

@@ -130,7 +130,7 @@ func TestADecisionIsKeptUntilItIsTold(t *testing.T) {
 	var holds []*Session
 	for i, hold := range []Hold{
 		{ID: "untold", IfAbandoned: DecisionGo, Decision: DecisionEnd},
-		{ID: "told", IfAbandoned: DecisionGo, Decision: DecisionEnd, Told: true},
+		{ID: "told", IfAbandoned: DecisionGo, Decision: DecisionEnd, PeerKnows: true},
 	} {
 		s := testSession(t, runDir, 1+i)
 		hold.Holder = s.Criu

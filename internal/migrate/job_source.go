@@ -422,7 +422,7 @@ func (s *jobSource) told(_ context.Context, state commit.SourceState) error {
 	}
 	m, err := s.read()
 	if err == nil {
-		m.Known = true
+		m.PeerKnows = true
 		err = m.Write(s.dir)
 	}
 	return err

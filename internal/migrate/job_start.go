@@ -166,7 +166,7 @@ func (a *movedJob) giveBack(ctx context.Context, m jobs.Move, why error) error {
 	if err := reach(ctx, "job.returning"); err != nil {
 		return err
 	}
-	m.State, m.Returned, m.Known = jobs.MoveLeft, printable(why.Error()), true
+	m.State, m.Returned, m.PeerKnows = jobs.MoveLeft, printable(why.Error()), true
 	if err := m.Write(a.dir); err != nil {
 		return err
 	}

@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"cucriu/hooks"
+	"cucriu/internal/fault"
 	"cucriu/internal/jobs"
 	"cucriu/internal/journal"
 	"cucriu/internal/migrate/commit"
@@ -80,7 +81,7 @@ const supervisorPatience = 2 * time.Second
 
 // recoverJob brings the move of a long job to an end. The message is empty if there was nothing to do.
 func recoverJob(hook *hooks.Hook, job jobs.Local) (message string, m jobs.Move, err error) {
-	if m, err = jobs.ReadMove(job.Dir); err != nil || m.State == jobs.MoveNone || m.State == jobs.MoveLeft && m.Known {
+	if m, err = jobs.ReadMove(job.Dir); err != nil || m.State == jobs.MoveNone || m.State == jobs.MoveLeft && m.PeerKnows {
 		return "", m, err
 	}
 	waiting, cancel := context.WithTimeout(context.Background(), supervisorPatience)
@@ -98,7 +99,7 @@ func recoverJob(hook *hooks.Hook, job jobs.Local) (message string, m jobs.Move, 
 	}
 	switch m.State {
 	case jobs.MoveLeaving, jobs.MoveStays, jobs.MoveLeft:
-		if m.Known {
+		if m.PeerKnows {
 			return "", m, nil
 		}
 		message, err = tellDestination(hook, job, m)
@@ -209,7 +210,7 @@ func findMove(hook *hooks.Hook, name string) (dir string, err error) {
 	if filepath.IsAbs(name) {
 		m, err := jobs.ReadMove(name)
 		if err == nil && m.State == jobs.MoveNone {
-			err = fmt.Errorf("%s has no record of a move: %w", name, os.ErrNotExist)
+			err = fmt.Errorf("%s has no record of a migration", name)
 		}
 		return name, err
 	}
@@ -222,7 +223,7 @@ func findMove(hook *hooks.Hook, name string) (dir string, err error) {
 			return job.Dir, nil
 		}
 	}
-	return "", fmt.Errorf("no migration %.80q has a copy on this host; after a reboot, name the directory of a long job: %w", name, os.ErrNotExist)
+	return "", fault.New(fmt.Sprintf("this host has no copy of a job from migration %.80q", name), "after a reboot, specify the job directory instead")
 }
 
 // A source that gives a migration up may say so before its job is known here. What it has given

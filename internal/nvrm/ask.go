@@ -119,7 +119,7 @@ func (p *process) findClients(ioctl Ioctl) {
 		}
 	}
 	if len(p.clients) == 0 {
-		p.err = fmt.Errorf("process %d: %w: no client of an open nvidiactl was found", p.pid, ErrUnknown)
+		p.err = fmt.Errorf("process %d: %w: no descriptor of /dev/nvidiactl has a client", p.pid, ErrUnknown)
 	}
 }
 

@@ -112,15 +112,15 @@ func (x index) check(shardBytes []int64) error {
 	for i := range x.len() {
 		r := x.at(i)
 		if r.size == 0 || r.size > ChunkSize || r.address < end || r.address > math.MaxUint64-ChunkSize {
-			return fmt.Errorf("it has a chunk of %d bytes at %#x", r.size, r.address)
+			return fmt.Errorf("invalid chunk of %d bytes at %#x", r.size, r.address)
 		}
 		end = r.address + uint64(r.size)
 		if r.codec == Zero {
 			if r.stored != 0 {
-				return errors.New("it has a stored chunk of zeros")
+				return errors.New("a chunk of zeros has stored bytes")
 			}
 		} else if r.stored == 0 || r.stored > ChunkSize || int(r.shard) >= len(shardBytes) || r.offset < headerSize || r.offset > shardBytes[r.shard]-int64(r.stored) {
-			return fmt.Errorf("it has a chunk of %d stored bytes at %d of shard %d", r.stored, r.offset, r.shard)
+			return fmt.Errorf("invalid chunk of %d stored bytes at offset %d of shard %d", r.stored, r.offset, r.shard)
 		}
 	}
 	return nil

@@ -36,7 +36,7 @@ func (o Origin) name() string {
 
 func (o Origin) validate() error {
 	if !idPattern.MatchString(o.ID) || o.PID <= 0 || o.Shard < 0 || o.Shard >= maxShards {
-		return fmt.Errorf("a shard of the pages is number %d of process %d of dump %q", o.Shard, o.PID, o.ID)
+		return fmt.Errorf("invalid shard %d of process %d of dump %q", o.Shard, o.PID, o.ID)
 	}
 	return nil
 }
@@ -91,11 +91,11 @@ func (l *Listing) Validate() error {
 		return err
 	}
 	if l.IndexBytes < headerSize || l.IndexBytes > maxIndexBytes || (l.IndexBytes-headerSize)%recordSize != 0 {
-		return fmt.Errorf("the index of the pages has %d bytes", l.IndexBytes)
+		return fmt.Errorf("invalid size of the page index: %d bytes", l.IndexBytes)
 	}
 	for _, size := range l.ShardBytes {
 		if size < headerSize || size > math.MaxInt64/maxShards {
-			return fmt.Errorf("a shard of the pages has %d bytes", size)
+			return fmt.Errorf("invalid size of a page shard: %d bytes", size)
 		}
 	}
 	return nil

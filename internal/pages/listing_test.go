@@ -29,20 +29,20 @@ func TestAListingThatNoWriterMadeIsRefused(t *testing.T) {
 		{"0123456789abcdef", `0123456789abcdef\n`, "the id of the pages is"},
 		{"0123456789abcdef", "../../../../../..", "the id of the pages is"},
 		{"0123456789abcdef", "/../0123456789ab", "the id of the pages is"},
-		{"4128", "0", "the index of the pages has 0 bytes"},
-		{"4128", "-4128", "the index of the pages has -4128 bytes"},
-		{"4128", "4064", "the index of the pages has 4064 bytes"},
-		{"4128", "4129", "the index of the pages has 4129 bytes"},
-		{"4128", strconv.Itoa(maxIndexBytes + recordSize), "the index of the pages has " + strconv.Itoa(maxIndexBytes+recordSize) + " bytes"},
-		{"4128", "9223372036854775807", "the index of the pages has 9223372036854775807 bytes"},
+		{"4128", "0", "invalid size of the page index: 0 bytes"},
+		{"4128", "-4128", "invalid size of the page index: -4128 bytes"},
+		{"4128", "4064", "invalid size of the page index: 4064 bytes"},
+		{"4128", "4129", "invalid size of the page index: 4129 bytes"},
+		{"4128", strconv.Itoa(maxIndexBytes + recordSize), "invalid size of the page index: " + strconv.Itoa(maxIndexBytes+recordSize) + " bytes"},
+		{"4128", "9223372036854775807", "invalid size of the page index: 9223372036854775807 bytes"},
 		{"[4096, 4097]", "[]", "the pages are in 0 shards"},
 		{"[4096, 4097]", "null", "the pages are in 0 shards"},
 		{"[4096, 4097]", shards(257), "the pages are in 257 shards"},
-		{"4097", "4095", "a shard of the pages has 4095 bytes"},
-		{"4097", "0", "a shard of the pages has 0 bytes"},
-		{"4097", "-1", "a shard of the pages has -1 bytes"},
-		{"4097", "36028797018963968", "a shard of the pages has 36028797018963968 bytes"},
-		{"4097", "9223372036854775807", "a shard of the pages has 9223372036854775807 bytes"},
+		{"4097", "4095", "invalid size of a page shard: 4095 bytes"},
+		{"4097", "0", "invalid size of a page shard: 0 bytes"},
+		{"4097", "-1", "invalid size of a page shard: -1 bytes"},
+		{"4097", "36028797018963968", "invalid size of a page shard: 36028797018963968 bytes"},
+		{"4097", "9223372036854775807", "invalid size of a page shard: 9223372036854775807 bytes"},
 	} {
 		var l Listing
 		must(t, json.Unmarshal([]byte(strings.Replace(whole, tt.old, tt.new, 1)), &l))
@@ -66,7 +66,7 @@ func TestFinishRefusesWhatNoReaderTakes(t *testing.T) {
 	defer w.Close()
 	w.shards[0].records = make([]record, (maxIndexBytes-headerSize)/recordSize+1)
 	_, err = w.Finish()
-	wantError(t, err, fmt.Sprintf("the index of the pages has %d bytes", maxIndexBytes+recordSize))
+	wantError(t, err, fmt.Sprintf("invalid size of the page index: %d bytes", maxIndexBytes+recordSize))
 	must(t, w.Remove())
 	wantEmpty(t, dir)
 }

@@ -267,7 +267,7 @@ func (d *lanes) syncs() bool {
 func (d *lanes) drop(ctx context.Context) (err error) {
 	ctx, cancel := context.WithTimeout(ctx, d.Config.Checkpoint.Timeout)
 	defer cancel()
-	if err := d.leaveLocked(ctx); err != nil {
+	if err := d.leaveLockedMemory(ctx); err != nil {
 		return err
 	}
 	for _, l := range d.open() {
@@ -325,9 +325,9 @@ func (d *lanes) dropOne(ctx context.Context, l *lane) error {
 	return proc.KeepStopped(ctx, l.Process)
 }
 
-// leaveLocked leaves the memory of processes that lock theirs (mlockall) to criu where the kernel
+// leaveLockedMemory leaves the memory of processes that lock theirs (mlockall) to criu where the kernel
 // cannot drop it: before 5.18. It must do so before the journal says that anything is dropped.
-func (d *lanes) leaveLocked(ctx context.Context) error {
+func (d *lanes) leaveLockedMemory(ctx context.Context) error {
 	// The failpoint makes this kernel count as an old one.
 	if err := d.Session.Failpoint(ctx, "dump.drop-locked"); err == nil && proc.CanDropLocked() {
 		return nil

@@ -38,7 +38,7 @@ func (c *call) postResume(ctx context.Context) error {
 	if len(s.Members) == 0 && len(s.Others) == 0 {
 		return watch.KillOrLeaveAndFail(s, errors.New("pre-resume was interrupted before it had stopped the processes: they may have run without their GPU state"))
 	}
-	if err := watch.RefuseEnded(ctx, s); err != nil {
+	if err := watch.EndIfRefused(ctx, s); err != nil {
 		return err
 	}
 	s.NoteCriu()

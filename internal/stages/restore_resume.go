@@ -76,7 +76,7 @@ func (c *call) preResume(ctx context.Context) error {
 		if err := noteRoot(s, c.stage); err != nil {
 			return err
 		}
-		if err := watch.RefuseEnded(ctx, s); err != nil {
+		if err := watch.EndIfRefused(ctx, s); err != nil {
 			return err
 		}
 		if err := matchMembers(s); err != nil {

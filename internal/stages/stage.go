@@ -42,8 +42,8 @@ type Stage struct {
 	Hold *journal.Hold `json:"-"`
 	// Client is the process that serves criu's notifications over RPC; nil for an action script.
 	Client *proc.Ident
-	// Early is what was asked about the tree before criu was started; nil if nothing was.
-	Early *inspect.Early `json:"-"`
+	// Prefetched is what was asked about the tree before criu was started; nil if nothing was.
+	Prefetched *inspect.Prefetched `json:"-"`
 }
 
 // StageFrom reads the stage from an environment.

@@ -89,7 +89,7 @@ func NoteTold(ctx context.Context, env *session.Env, id string) error {
 		return err
 	}
 	defer s.LetGo()
-	s.Hold.Told = true
+	s.Hold.PeerKnows = true
 	return s.Save()
 }
 
@@ -166,8 +166,8 @@ func awaitCriuOf(ctx context.Context, s *session.Session) (*session.Session, err
 	return s.Env.TakeOn(locked, s.By), nil
 }
 
-// RefuseEnded ends the processes of a restore if it was decided meanwhile that they may not run.
-func RefuseEnded(ctx context.Context, s *session.Session) error {
+// EndIfRefused ends the processes of a restore if it was decided meanwhile that they may not run.
+func EndIfRefused(ctx context.Context, s *session.Session) error {
 	if s.Hold == nil || s.Hold.Decision != journal.DecisionEnd {
 		return nil
 	}

@@ -135,10 +135,10 @@ func TestMistakesAboutCriu(t *testing.T) {
 		dump := func(criu string) []string {
 			return []string{"dump", "-t", b.job.Root(), "-D", "images", "--criu", criu}
 		}
-		const install = "is not an executable program: install CRIU 4.2 or newer, or name its path with --criu"
+		const install = ": install CRIU 4.2 or newer, or specify its path with --criu"
 		b.make(t,
-			mistake{"none", dump("nowhere/criu"), refused, "nowhere/criu " + install},
-			mistake{"not executable", dump("./script"), refused, "./script " + install},
+			mistake{"none", dump("nowhere/criu"), refused, "nowhere/criu is not an executable file" + install},
+			mistake{"not executable", dump("./script"), refused, "./script is not an executable file" + install},
 			mistake{"something else", dump("/bin/true"), refused, "is /bin/true CRIU 4.0 or newer (/bin/true --version)?"},
 			mistake{"restore without", []string{"restore", "-D", ".", "--criu", "nowhere/criu"}, refused, "image"},
 			mistake{"check of none", []string{"check", "--criu", "nowhere/criu"}, refused, "1 blocking finding: criu-missing"},
@@ -153,6 +153,6 @@ func TestMistakesAboutCriu(t *testing.T) {
 		}
 		b.Setenv("CUCRIU_CRIU", "")
 		b.Setenv("PATH", empty)
-		b.make(t, mistake{"none in PATH", []string{"dump", "-t", b.job.Root(), "-D", "images"}, refused, "criu " + install})
+		b.make(t, mistake{"none in PATH", []string{"dump", "-t", b.job.Root(), "-D", "images"}, refused, "criu was not found in PATH" + install})
 	})
 }
