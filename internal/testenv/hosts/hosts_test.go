@@ -129,9 +129,13 @@ func TestTwoCopiesAreSeen(t *testing.T) {
 			p.A.Run("cucriu", "dump", "-t", w.Root(), "-D", "/tmp/images", "--leave-running")
 		}
 		p.A.Run("sh", "-c", "tar -C /tmp -c images | ssh b tar -C /tmp -x")
-		w.Carry(p.B)
 		watch := w.Watch()
 		p.A.Run("kill", "-STOP", w.Root())
+		testenv.Eventually(t, testenv.Soon, "it is stopped", func() bool {
+			copies := w.Copies()
+			return len(copies) == 1 && copies[0].Held() != ""
+		})
+		w.Carry(p.B) // which would miss files that it writes at that moment
 		p.B.Run("cucriu", "restore", "-D", "/tmp/images")
 		w.WaitTicks(p.B, 20)
 		if copies := w.Copies(); len(copies) != 2 || copies[0].Held() == "" || copies[1].Held() != "" {
