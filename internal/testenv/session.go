@@ -51,6 +51,12 @@ func (h *Host) RestoreOutcome() string {
 // is not the one wanted.
 func (h *Host) WaitOutcome(want string) {
 	h.t.Helper()
+	defer func() {
+		if h.LastOutcome() == "" {
+			out, err := h.Cucriu("status")
+			h.t.Logf("cucriu status: %v\n%s", err, out)
+		}
+	}()
 	Eventually(h.t, Soon, "the session is closed", func() bool { return h.LastOutcome() != "" })
 	if got := h.LastOutcome(); got != want {
 		h.t.Fatalf("outcome %q, want %q", got, want)

@@ -115,12 +115,13 @@ func TestCriusErrorAboutASocketToTheOutsideSaysWhatToDo(t *testing.T) {
 		host := testenv.NewHost(t, 1)
 		at, dir := filepath.Join(t.TempDir(), "socket"), t.TempDir()
 		server := exec.CommandContext(t.Context(), "/usr/bin/perl", "-e", `use IO::Socket::UNIX; use Socket;
-my $l = IO::Socket::UNIX->new(Local => $ARGV[0], Type => SOCK_STREAM, Listen => 5) or die; my $s = $l->accept; sleep 1000 while 1`, at)
+my $l = IO::Socket::UNIX->new(Local => $ARGV[0], Type => SOCK_STREAM, Listen => 5) or die;
+open my $listens, ">", "$ARGV[0].listens" or die; my $s = $l->accept; sleep 1000 while 1`, at)
 		if err := server.Start(); err != nil {
 			t.Fatal(err)
 		}
 		t.Cleanup(func() { _ = server.Process.Kill(); _ = server.Wait() })
-		testenv.Eventually(t, testenv.Soon, "somebody listens", func() bool { return testenv.Exists(at) })
+		testenv.Eventually(t, testenv.Soon, "somebody listens", func() bool { return testenv.Exists(at + ".listens") })
 		job := shell(t, host, dir, "/usr/bin/perl", "-e", connects, "unix", at, dir)
 		criuFails(t, host, testenv.StatusFailed, "unix: ", "--ext-unix-sk", "dump", "-t", job.Root(), "-D", testenv.NewImages(t))
 		if !job.Alive() {

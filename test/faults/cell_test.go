@@ -48,9 +48,12 @@ func (c *cell) run() string {
 		c.host.Setenv("CUCRIU_FAILPOINT_MARKS", c.marks)
 	}
 	if c.fault == deadline {
-		lock, checkpoint := "1s", "1s"
-		if c.slow == nil { // a busy machine must come to the failpoint first
-			checkpoint = "5s"
+		lock, checkpoint := "5s", "5s" // a busy machine must come to the fault first
+		switch slow := strings.Join(c.slow, " "); {
+		case strings.HasPrefix(slow, "lock "):
+			lock = "1s"
+		case strings.HasPrefix(slow, "checkpoint "):
+			checkpoint = "1s"
 		}
 		if c.helps { // the dump succeeds, also on a busy machine
 			lock, checkpoint = "60s", "30s"

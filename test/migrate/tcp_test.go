@@ -275,7 +275,10 @@ func watchRules(t *testing.T, on *hosts.Host, marks string) bool {
 	watching := filepath.Join(dir, "iptables")
 	testenv.WriteFile(t, watching, fmt.Sprintf(`#!/bin/sh
 case " $* " in *" -D "*) if [ -e "$RULES/root" ]; then
-	if grep -qs '^State:[[:space:]]*[^XZ]' /proc/$(cat $RULES/root)/status; then touch $RULES/early; else touch $RULES/late; fi
+	if grep -qs '^State:[[:space:]]*[^XZ]' /proc/$(cat $RULES/root)/status;
+	then tr '\0' ' ' </proc/$PPID/cmdline >>$RULES/early;
+		grep '^State' /proc/$(cat $RULES/root)/status >>$RULES/early;
+	else touch $RULES/late; fi
 fi;; esac
 exec %s "$@"
 `, real))
@@ -333,7 +336,8 @@ func TestConnectionsAreKept(t *testing.T) {
 			}
 			withoutRules(t, p)
 			if asked("early") || asked("late") != removes {
-				t.Errorf("rules were removed while the job was there: %v, and after that: %v", asked("early"), asked("late"))
+				early, _ := os.ReadFile(filepath.Join(marks, "early"))
+				t.Errorf("rules were removed while the job was there: %v (%s), and after that: %v", asked("early"), early, asked("late"))
 			}
 			_, _ = os.Remove(filepath.Join(marks, "root")), os.Remove(filepath.Join(marks, "late"))
 			killAny(w.work.All(p.B))
