@@ -50,7 +50,7 @@ func (s *Stall) Done() {
 // Moved starts the time anew.
 func (s *Stall) Moved() { s.timer.Reset(s.patience) }
 
-// End ends the context. moved may still be called afterwards.
+// End ends the context. Moved may still be called afterwards.
 func (s *Stall) End(cause error) {
 	s.cancel(cause)
 	s.timer.Stop()

@@ -24,16 +24,16 @@ type Suspension struct {
 	Root    int // of the tree; 0 if the processes were named
 	Driver  *cudackpt.Driver
 	Loading struct{ Start, Took time.Duration } // of the driver's library; start is since boot
-	Thawed  []proc.Freezer                      // thawed by us; the engine had frozen them
+	Thawed  []proc.Freezer                      // which the container engine had frozen
 	Members []journal.Member
 	Targets []*Target
-	// others are the processes without CUDA, which we have stopped.
+	// Others are the processes without CUDA that were stopped for the dump.
 	Others       []*proc.Process
-	ParkedOthers map[int]*inject.Parked // the parked threads of others, by pid
+	ParkedOthers map[int]*inject.Parked // the parked threads of Others, by pid
 	tracer       *inject.Tracer         // lets stopped processes run while they are locked
 	Session      *session.Session       // nil until the journal is begun
 	Listed       bool                   // NVML has listed one of the processes since they were locked
-	// onCheckpointed is called for each process as soon as its checkpoint is over; nil if nobody waits
+	// OnCheckpointed is called for each process as soon as its checkpoint is over; nil if nobody waits
 	// for that.
 	OnCheckpointed func(context.Context, *Target) error
 	OOMKills       []*proc.OOMCounter // in the control groups of the targets
@@ -82,7 +82,7 @@ func (s *Suspension) Stop(ctx context.Context) error {
 }
 
 // AwaitStopped waits until processes are stopped. One that waits for its vfork child to execute a
-// program does not stop before that. If the child was stopped on the way there, it is let go on for a
+// program does not stop before that. If the child was stopped on the way there, it is continued for a
 // moment.
 func (s *Suspension) AwaitStopped(ctx context.Context, processes []*proc.Process) error {
 	const patience = 50 * time.Millisecond

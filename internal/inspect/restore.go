@@ -24,7 +24,7 @@ import (
 
 // PlanRestore plans where an image's GPUs go on this host. It fails if the host cannot take the
 // image: another driver, a map that is not possible, or too little free memory. It changes
-// nothing.
+// nothing: the restore plans again, with the GPUs that its processes really see.
 func (h Host) PlanRestore(ctx context.Context, driver *cudackpt.Driver, manifest image.Manifest) (gpumap.Plan, error) {
 	if err := driver.Supports(cudackpt.FeatureCheckpoint); err != nil {
 		return gpumap.Plan{}, err

@@ -171,8 +171,8 @@ type pidInfo struct {
 	computeInstance, partOfInstance uint32
 }
 
-// account asks how much memory the processes have on every GPU, and returns the others that
-// have some. Who has none may have borrowed another's files to ask, as we have.
+// account asks how much memory each process has on every GPU, and returns the other processes that have
+// some. One that has none is left out: it may only have borrowed another's files to ask, as cucriu does.
 func account(processes []*process) (others []*process, err error) {
 	byPID := make(map[int]*process)
 	asked := make(map[uint32]bool)

@@ -37,7 +37,7 @@ func (c *ImageClaim) Close() {
 	}
 }
 
-// Take claims the image directory. If an earlier dump of the same tree still has it, take returns
+// Take claims the image directory. If an earlier dump of the same tree still has it, Take returns
 // without it. The caller claims again, with last set, when that dump is over.
 func (c *ImageClaim) Take(ctx context.Context, last bool) error {
 	if c.File != nil {

@@ -183,8 +183,8 @@ func (d *dump) ready(ctx context.Context) error {
 	return engine.StatesOf(ctx, d.Targets, engine.WantRunning)
 }
 
-// refuseTaken refuses processes that are in another's open session, as long as there is none of our
-// own, which would have been refused.
+// refuseTaken fails if another open session has one of the processes. It does not look once this dump
+// has a session: creating that has checked it.
 func (d *dump) refuseTaken() error {
 	if d.Session != nil {
 		return nil

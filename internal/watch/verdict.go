@@ -16,9 +16,9 @@ type verdict struct {
 }
 
 // dumpVerdict decides what is to become of a dump's job, wherever criu was cut off. alive is how many
-// of its CUDA processes live. A complete image and a part of its job must not exist side by side. But a
-// job that lives is never killed without a complete image, nor after a dump that was to leave it alive,
-// nor under RPC, where criu's options are not known.
+// of its CUDA processes live. A complete image and a part of its job must not both remain, so that part
+// is killed; but never without a complete image, after a dump that was to leave the job alive, or under
+// RPC, where criu's options are not known.
 func dumpVerdict(r *journal.Record, alive int) verdict {
 	dumped, sent := r.Step == journal.StepDumped, r.Step == journal.StepTransferring
 	// After a complete dump, criu has ended the processes that are gone, unless the job was brought

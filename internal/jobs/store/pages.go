@@ -16,8 +16,8 @@ import (
 // The GPU state of a job is stored once, as far as it stays the same: what an earlier
 // checkpoint has is linked from there, and what several processes have is written for one.
 
-// leastShared is the part of a process's pages, as 1/leastShared, below which they are
-// taken as they are, if nothing need be copied for that.
+// If less than 1/leastShared of a process's pages is in earlier checkpoints, its files are linked as
+// they are, where that copies nothing, instead of being compared and written again.
 const leastShared = 8
 
 // workers is how many threads compare and compress: few, for the job's sake. Each writes a file of its
