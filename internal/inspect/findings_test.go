@@ -1,6 +1,7 @@
 package inspect
 
 import (
+	"context"
 	"errors"
 	"os"
 	"path/filepath"
@@ -23,6 +24,29 @@ func severities(findings preflight.Findings) string {
 		all = append(all, f.Name+"="+severity)
 	}
 	return strings.Join(all, " ")
+}
+
+// TestACancelledInspectionFindsNothing: what the driver did not answer then says nothing about a process.
+func TestACancelledInspectionFindsNothing(t *testing.T) {
+	signalled, failed := errors.New("got SIGINT"), errors.New("the driver does not answer")
+	status, err := proc.ReadStatus(os.Getpid())
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, cancels := range []bool{false, true} {
+		ctx, cancel := context.WithCancelCause(t.Context())
+		l := &look{pid: os.Getpid(), status: status, uses: driverUse{libcuda: true, devices: []string{"/dev/nvidia0"}}}
+		p, err := l.askDriver(ctx, func() (*cudackpt.Driver, error) {
+			if cancels {
+				cancel(signalled)
+			}
+			return nil, failed
+		}, false)
+		cancel(nil)
+		if cancels && (!errors.Is(err, signalled) || len(p.Findings) > 0) || !cancels && (err != nil || len(p.Findings) != 1) {
+			t.Errorf("cancelled %v: %v, %v", cancels, p.Findings, err)
+		}
+	}
 }
 
 func TestUnknownFindings(t *testing.T) {

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"os"
 	"os/exec"
+	"runtime"
 	"slices"
 	"testing"
 	"time"
@@ -206,6 +207,49 @@ func TestHoldersOf(t *testing.T) {
 	}
 	if len(holders) != 3 {
 		t.Errorf("holders %+v", holders)
+	}
+}
+
+// TestAHolderThatIsKilledAndNotYetGoneIsExiting: the first process of a pid namespace is no zombie before
+// its children are reaped, and only its tracer can reap a traced one.
+func TestAHolderThatIsKilledAndNotYetGoneIsExiting(t *testing.T) {
+	runtime.LockOSThread() // which traces
+	defer runtime.UnlockOSThread()
+	cmd := exec.Command("sh", "-c", "sleep 1000 & wait")
+	cmd.SysProcAttr = &unix.SysProcAttr{Cloneflags: unix.CLONE_NEWPID}
+	must(t, cmd.Start())
+	pid := cmd.Process.Pid
+	t.Cleanup(func() { _ = cmd.Process.Kill() })
+	var tree []int
+	await := func(what string, condition func() bool) {
+		t.Helper()
+		for deadline := time.Now().Add(time.Minute); !condition(); time.Sleep(time.Millisecond) {
+			if time.Now().After(deadline) {
+				t.Fatal("not seen: " + what)
+			}
+		}
+	}
+	await("its child", func() bool { tree, _ = Tree(pid); return len(tree) == 2 })
+	child := tree[1]
+	must(t, unix.PtraceSeize(child))
+	holder := func() Holder {
+		holders, err := HoldersOf([]int{pid})
+		must(t, err)
+		return holders[pid]
+	}
+	if h := holder(); h.PID != pid || h.Exiting {
+		t.Errorf("before it is killed: %+v", h)
+	}
+	must(t, cmd.Process.Kill())
+	await("that it is exiting", func() bool { return holder().Exiting })
+	if h := holder(); h.PID != pid || h.Ended {
+		t.Errorf("while its child is not reaped: %+v", h)
+	}
+	_, err := unix.Wait4(child, nil, unix.WALL, nil)
+	must(t, err)
+	_ = cmd.Wait()
+	if h := holder(); h.PID != 0 {
+		t.Errorf("after its end: %+v", h)
 	}
 }
 
