@@ -8,7 +8,6 @@ import (
 	"runtime"
 	"slices"
 	"strings"
-	"sync"
 	"unsafe"
 
 	"golang.org/x/sys/unix"
@@ -106,7 +105,9 @@ func (p *process) findClients(ioctl Ioctl) {
 	// in the sum of the memory.
 	if at := slices.IndexFunc(handles, func(handle uint32) bool { return handle != 0 }); at >= 0 {
 		first := handles[at]
-		parallel(len(p.files), func(i int) { find(i, max(firstClient, first-0x100), first+0x400) })
+		for i := range p.files {
+			find(i, max(firstClient, first-0x100), first+0x400)
+		}
 	}
 	if err := errors.Join(errs...); err != nil {
 		p.err = fmt.Errorf("process %d: %w: %w", p.pid, ErrUnknown, err)
@@ -121,15 +122,6 @@ func (p *process) findClients(ioctl Ioctl) {
 	if len(p.clients) == 0 {
 		p.err = fmt.Errorf("process %d: %w: no descriptor of /dev/nvidiactl has a client", p.pid, ErrUnknown)
 	}
-}
-
-// parallel does something n times at once.
-func parallel(n int, do func(i int)) {
-	var wg sync.WaitGroup
-	for i := range n {
-		wg.Go(func() { do(i) })
-	}
-	wg.Wait()
 }
 
 // borrow duplicates the process's descriptors of nvidiactl, the lowest first.

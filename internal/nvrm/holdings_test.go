@@ -335,13 +335,14 @@ func TestTheSecondLookIsShort(t *testing.T) {
 		}
 		return int(asked.Load())
 	}
-	const few = 20_000
+	const few = 8_000
 	objects := map[uint32]fakeObject{3: {class: classSubdevice, parent: 2}, 299_990: {class: classGPUMemory, size: mib}, 300_000: {class: classGPUMemory, size: 2 * mib}}
 	for n := uint32(5000); n <= 250_000; n += 5000 {
 		objects[n] = fakeObject{class: 0x80}
 	}
 	open(mostClients, nil) // has no client
 	open(5000, objects)
+	open(5050, map[uint32]fakeObject{}) // another library's
 
 	all := look(WidestGap, Holdings{MemoryBytes: 3 * mib})
 	if all > 700_000 {
@@ -355,7 +356,7 @@ func TestTheSecondLookIsShort(t *testing.T) {
 		t.Errorf("%d questions where nothing has changed", n)
 	}
 	delete(objects, 299_990)
-	objects[300_500], objects[305_000] = fakeObject{class: classP2P}, fakeObject{class: classGPUMemory, size: 4 * mib}
+	objects[300_500], objects[302_000] = fakeObject{class: classP2P}, fakeObject{class: classGPUMemory, size: 4 * mib}
 	if n := look(ShortGap, Holdings{MemoryBytes: 6 * mib, PeerAccess: 1}); n > few {
 		t.Errorf("%d questions where the last objects are new", n)
 	}

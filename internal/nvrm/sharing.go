@@ -2,7 +2,6 @@ package nvrm
 
 import (
 	"cmp"
-	"errors"
 	"fmt"
 	"slices"
 
@@ -50,14 +49,15 @@ type process struct {
 // CAP_SYS_ADMIN. gaps are how far each search goes (see [WidestGap]); a search that has not
 // found all GPU memory goes on with the widest. known is from an earlier answer, or nil: what
 // it has of a process is looked at again, and searched on from there. Only if that does not
-// find all GPU memory, is the whole search repeated.
+// find all GPU memory, is the whole search repeated. One question is asked after the other: the
+// module answers several at once more slowly than one by one.
 func Ask(ioctl Ioctl, pids, gaps []int, known Known) Answer {
 	answer := Answer{Holdings: make(map[int]*Holdings), Known: make(Known)}
 	processes := make([]*process, len(pids))
-	parallel(len(pids), func(i int) {
-		processes[i] = &process{pid: pids[i], known: known[pids[i]]}
+	for i, pid := range pids {
+		processes[i] = &process{pid: pid, known: known[pid]}
 		processes[i].read(ioctl, gaps[i])
-	})
+	}
 	others, err := account(processes)
 	all := slices.Concat(processes, others)
 	defer func() {
@@ -66,8 +66,8 @@ func Ask(ioctl Ioctl, pids, gaps []int, known Known) Answer {
 		}
 	}()
 	if err == nil {
-		parallel(len(pids), func(i int) { processes[i].complete() })
 		for _, p := range processes {
+			p.complete()
 			if p.err == nil && !p.incomplete() {
 				answer.Holdings[p.pid] = &p.holdings
 			}
@@ -79,13 +79,13 @@ func Ask(ioctl Ioctl, pids, gaps []int, known Known) Answer {
 		return answer
 	}
 	importing := slices.ContainsFunc(processes, func(p *process) bool { return p.foreign > 0 })
-	parallel(len(others), func(i int) {
-		if p := others[i]; importing || p.foreign > 0 {
+	for _, p := range others {
+		if importing || p.foreign > 0 {
 			p.known = known[p.pid]
 			p.read(ioctl, ShortGap)
 			p.complete()
 		}
-	})
+	}
 	answer.Shares = shares(processes, others)
 	for _, p := range all {
 		answer.Known[p.pid] = make(map[uint32]seen)
@@ -125,16 +125,12 @@ func (p *process) close() {
 // search looks at the objects of all clients, or at more of them than before.
 func (p *process) search(gap int) {
 	p.holdings, p.all = Holdings{}, contents{regions: make(map[region]bool)}
-	errs := make([]error, len(p.clients))
-	parallel(len(p.clients), func(i int) {
-		c := p.clients[i]
-		errs[i] = p.found[i].scan(c, c.handle, p.known[c.handle], gap)
-	})
-	if err := errors.Join(errs...); err != nil {
-		p.err = fmt.Errorf("process %d: %w: %w", p.pid, ErrUnknown, err)
-		return
-	}
-	for _, found := range p.found {
+	for i, c := range p.clients {
+		found := &p.found[i]
+		if err := found.scan(c, c.handle, p.known[c.handle], gap); err != nil {
+			p.err = fmt.Errorf("process %d: %w: %w", p.pid, ErrUnknown, err)
+			return
+		}
 		p.holdings.add(found.Holdings)
 		p.all.imports += found.imports
 		p.all.unplaced = p.all.unplaced || found.unplaced
