@@ -55,14 +55,16 @@ func TestTheStatusOfTheJobIsTheStatusOfTheCommand(t *testing.T) {
 	})
 }
 
-// rootOf returns the pid of the job's root process as the test sees it.
-func rootOf(t *testing.T, w *world) int {
+// rootOf returns the pid of the job's root process as the test sees it. The job may run before its
+// supervisor has noted which it is.
+func rootOf(t *testing.T, w *world) (pid int) {
 	t.Helper()
-	pids := w.victims(rootKilled)
-	if len(pids) != 1 {
-		t.Fatalf("the root of the job is %v", pids)
-	}
-	return pids[0]
+	testenv.Eventually(t, testenv.Soon, "the job has one root", func() bool {
+		pids := w.victims(rootKilled)
+		pid = append(pids, 0)[0]
+		return len(pids) == 1
+	})
+	return pid
 }
 
 const jobInside = inside.Command
