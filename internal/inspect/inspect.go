@@ -9,7 +9,6 @@ import (
 
 	"cucriu/cudackpt"
 	"cucriu/hooks/preflight"
-	"cucriu/internal/nvrm"
 	"cucriu/internal/proc"
 )
 
@@ -18,6 +17,8 @@ type Inspection struct {
 	PIDs      []int
 	Processes []Process
 	Findings  preflight.Findings
+
+	kernel kernelAnswer
 }
 
 // UsesCUDA reports whether the tree holds anything to do or to refuse. A tree without is left to
@@ -37,15 +38,15 @@ func Tree(ctx context.Context, root int, imageDir, runDir string, prefetched *Pr
 	return s.inspect(ctx, imageDir, runDir, prefetched, sync.OnceValues(open))
 }
 
-// Prefetched is what the kernel module told of a tree before its inspection, which takes less time then.
+// Prefetched is what the kernel module told of a tree right before its inspection.
 type Prefetched struct {
-	done  chan struct{}
-	known nvrm.Known
+	done   chan struct{}
+	kernel kernelAnswer
 }
 
 // Prefetch loads the driver and asks the kernel module about the tree below root, while a dump is
-// prepared. The answers decide nothing: [Tree] asks again, but need not search for what the
-// processes have had for long.
+// prepared. [Tree] asks again if other processes use CUDA by then, and a dump asks again once the tree is
+// stopped.
 func (h Host) Prefetch(ctx context.Context, root int) *Prefetched {
 	e := &Prefetched{done: make(chan struct{})}
 	go func() {
@@ -56,24 +57,23 @@ func (h Host) Prefetch(ctx context.Context, root int) *Prefetched {
 		if err != nil {
 			return // the inspection says why
 		}
-		if in, _, err := s.askDriver(ctx, h.RunDir, nil, sync.OnceValues(h.CheckpointDriver)); err == nil && len(in.Processes) > 0 {
-			e.known = in.Processes[0].Known
+		if in, _, err := s.askDriver(ctx, h.RunDir, nil, sync.OnceValues(h.CheckpointDriver)); err == nil {
+			e.kernel = in.kernel
 		}
 	}()
 	return e
 }
 
-// answer waits for what was told; nil if nothing was.
-func (e *Prefetched) answer(ctx context.Context) nvrm.Known {
-	if e == nil {
-		return nil
+// answer waits for what was told.
+func (e *Prefetched) answer(ctx context.Context) kernelAnswer {
+	if e != nil {
+		select {
+		case <-e.done:
+			return e.kernel
+		case <-ctx.Done():
+		}
 	}
-	select {
-	case <-e.done:
-		return e.known
-	case <-ctx.Done():
-		return nil
-	}
+	return kernelAnswer{}
 }
 
 // inspect asks the driver and the kernel module, which may take long, and judges the processes
@@ -136,14 +136,14 @@ func (s *snapshot) askDriver(ctx context.Context, runDir string, prefetched *Pre
 	if err != nil || len(in.Processes) == 0 {
 		return in, gone, err
 	}
-	widest, known := nvrm.WidestGap, prefetched.answer(ctx)
-	if len(known) > 0 {
-		widest = nvrm.ShortGap // it was searched a moment ago, and is searched again after the stop
-	}
+	in.kernel = prefetched.answer(ctx)
 	for i := range in.Processes {
-		in.Processes[i].Known = known
+		in.Processes[i].Known = in.kernel.known
 	}
-	losses, err := s.lossFindings(driver, runDir, in.Processes, widest)
+	if !in.kernel.isAbout(in.Processes) {
+		in.kernel = askKernel(driver, runDir, in.Processes)
+	}
+	losses, err := s.lossFindings(in.kernel, in.Processes)
 	in.Findings = append(in.Findings, losses...)
 	return in, gone, err
 }

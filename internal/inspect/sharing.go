@@ -27,12 +27,11 @@ import (
 // Losses looks in processes for what the driver would checkpoint and never restore. Some
 // of the processes may have ended. NVML must have been asked about them: see [Measure].
 func Losses(driver *cudackpt.Driver, runDir string, processes []Process) (preflight.Findings, error) {
-	return new(snapshot).lossFindings(driver, runDir, processes, nvrm.WidestGap)
+	return new(snapshot).lossFindings(askKernel(driver, runDir, processes), processes)
 }
 
-// lossFindings is [Losses]; widest limits how far the kernel module is searched for objects.
-func (s *snapshot) lossFindings(driver *cudackpt.Driver, runDir string, processes []Process, widest int) (preflight.Findings, error) {
-	kernel := askKernel(driver, runDir, processes, widest)
+// lossFindings says what follows from the kernel module's answer about processes.
+func (s *snapshot) lossFindings(kernel kernelAnswer, processes []Process) (preflight.Findings, error) {
 	findings, err := s.peersOf(processes, kernel.holdings)
 	if err != nil {
 		return nil, err
@@ -215,15 +214,22 @@ var comparedBranches = []string{"570", "575", "580", "590", "595"}
 // kernelAnswer is what the kernel module says of processes, as far as it is believed: a wrong
 // answer would cost the job.
 type kernelAnswer struct {
+	asked    []proc.Ident
+	known    nvrm.Known             // for the next time
 	holdings map[int]*nvrm.Holdings // by pid, where all is known
 	shares   []nvrm.Share
 	unknown  error // why it is not known who shares memory
 }
 
+// isAbout reports whether it is known of just these processes who shares memory.
+func (k kernelAnswer) isAbout(processes []Process) bool {
+	same := func(asked proc.Ident, p Process) bool { return asked == p.Ident }
+	return k.unknown == nil && len(k.known) > 0 && slices.EqualFunc(k.asked, processes, same)
+}
+
 // askKernel asks the kernel module about processes.
-// It takes some 100 ms for a process on several GPUs, and 10 to 20 ms for any other. The first
-// time it takes the longer, the more objects the process has ever had.
-func askKernel(driver *cudackpt.Driver, runDir string, processes []Process, widest int) kernelAnswer {
+// It takes some 100 ms for a process on several GPUs, and some 10 ms for any other.
+func askKernel(driver *cudackpt.Driver, runDir string, processes []Process) kernelAnswer {
 	var answer kernelAnswer
 	version, err := driver.DriverVersion()
 	if err != nil {
@@ -249,18 +255,16 @@ func askKernel(driver *cudackpt.Driver, runDir string, processes []Process, wide
 		known = processes[i].Known
 		gap := nvrm.ShortGap
 		if len(processes[i].Listed) != 1 && len(processes[i].GPUs) > 1 && !holdsNothing(processes, i) {
-			gap = widest
-			if len(known[processes[i].PID]) == 0 { // it has come since
-				gap = nvrm.WidestGap
-			}
+			gap = nvrm.WidestGap
 		}
 		pids, gaps = append(pids, processes[i].PID), append(gaps, gap)
+		answer.asked = append(answer.asked, processes[i].Ident)
 	}
 	told := nvrm.Ask(driver.Ioctl(), pids, gaps, known)
 	for i := range processes {
 		processes[i].Known = told.Known
 	}
-	answer.shares, answer.unknown = told.Shares, told.Err
+	answer.known, answer.shares, answer.unknown = told.Known, told.Shares, told.Err
 	if calibrated || slices.Contains(measuredDrivers, version) {
 		answer.holdings = told.Holdings
 	}
