@@ -26,7 +26,7 @@ import (
 func Suspend(ctx context.Context, hook *hooks.Hook, pids []int) (hooks.Status, error) {
 	hook = hook.Filled()
 	d := &engine.Suspension{Env: hook}
-	defer d.LetGo()
+	defer d.Close()
 	if err := suspend(ctx, d, pids); err != nil {
 		return hooks.Status{}, d.Failed(err)
 	}
@@ -168,7 +168,7 @@ func suspendedSession(ctx context.Context, hook *hooks.Hook, pid int) (*session.
 		return nil, err
 	}
 	if s.Outcome != "" {
-		s.LetGo()
+		s.Unlock()
 		return nil, nil // it has been resumed meanwhile
 	}
 	return hook.TakeOn(s, session.ByCommand), nil
@@ -178,7 +178,7 @@ func suspendedSession(ctx context.Context, hook *hooks.Hook, pid int) (*session.
 // the end, even if they are stopped: that is how processes look whose journal was lost.
 func adopt(ctx context.Context, hook *hooks.Hook, pids []int, force bool) (*session.Session, error) {
 	d := &engine.Suspension{Env: hook}
-	defer d.LetGo()
+	defer d.Close()
 	if err := take(ctx, d, pids); err != nil {
 		return nil, err
 	}
@@ -212,7 +212,7 @@ func adopt(ctx context.Context, hook *hooks.Hook, pids []int, force bool) (*sess
 
 // resumeSession resumes the processes of a locked session, and closes it.
 func resumeSession(ctx context.Context, s *session.Session) (err error) {
-	defer s.LetGo()
+	defer s.Unlock()
 	driver, err := s.Env.OpenDriver()
 	if err != nil {
 		return preflight.AsRefusal(err)
@@ -287,7 +287,7 @@ func requireRoom(ctx context.Context, s *journal.Record, driver *cudackpt.Driver
 func Lock(ctx context.Context, hook *hooks.Hook, pids []int) error {
 	hook = hook.Filled()
 	d := &engine.Suspension{Env: hook}
-	defer d.LetGo()
+	defer d.Close()
 	err := take(ctx, d, pids)
 	if err == nil {
 		err = requireRunning(ctx, d)
@@ -311,7 +311,7 @@ func Lock(ctx context.Context, hook *hooks.Hook, pids []int) error {
 func Unlock(ctx context.Context, hook *hooks.Hook, pids []int) error {
 	hook = hook.Filled()
 	d := &engine.Suspension{Env: hook}
-	defer d.LetGo()
+	defer d.Close()
 	if err := take(ctx, d, pids); err != nil {
 		return preflight.AsRefusal(err)
 	}

@@ -75,15 +75,15 @@ func (s *Suspension) releaseTracers(ctx context.Context) error {
 	return errors.Join(errs...)
 }
 
-// LetGo lets go of what the run holds. The processes do not notice.
-func (s *Suspension) LetGo() {
+// Close closes what the run holds. The processes do not notice.
+func (s *Suspension) Close() {
 	_ = s.releaseTracers(context.Background())
 	CloseTargets(s.Targets)
 	for _, other := range s.Others {
 		other.Close()
 	}
 	if s.Session != nil {
-		s.Session.LetGo()
+		s.Session.Unlock()
 	}
 }
 

@@ -28,7 +28,7 @@ const (
 var ErrBusy = errors.New("session is in use by its hook or watcher")
 
 // Session is an open record. A session from [Load], [LoadWithin] or [Create] is locked until
-// [Session.LetGo].
+// [Session.Unlock].
 type Session struct {
 	Record
 	// By says whose time the phases are that are noted from now on: see [timeline.Phase.By].
@@ -98,7 +98,7 @@ func Create(runDir string, record Record, begun time.Duration) (*Session, error)
 		return nil, err
 	}
 	if err := s.Save(); err != nil {
-		s.LetGo()
+		s.Unlock()
 		return nil, errors.Join(err, os.RemoveAll(s.dir))
 	}
 	_ = dropRefusals(runDir, &s.Record) // they only inform
@@ -147,7 +147,7 @@ func LoadWithin(ctx context.Context, dir string) (*Session, error) {
 
 func (s *Session) loaded() (*Session, error) {
 	if err := s.readRecord(); err != nil {
-		s.LetGo()
+		s.Unlock()
 		return nil, err
 	}
 	return s, nil
@@ -174,8 +174,8 @@ func (s *Session) readRecord() error {
 	return nil
 }
 
-// LetGo releases the session's lock.
-func (s *Session) LetGo() { _ = s.lock.Close() }
+// Unlock releases the session's lock.
+func (s *Session) Unlock() { _ = s.lock.Close() }
 
 // Save writes the record to disk durably.
 func (s *Session) Save() error {

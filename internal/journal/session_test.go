@@ -33,7 +33,7 @@ func testSession(t *testing.T, runDir string, pid int) *Session {
 	if err != nil {
 		t.Fatal(err)
 	}
-	t.Cleanup(s.LetGo)
+	t.Cleanup(s.Unlock)
 	return s
 }
 
@@ -48,12 +48,12 @@ func TestASessionIsLockedByOne(t *testing.T) {
 	if _, err := Load(s.Dir(), false); !errors.Is(err, ErrBusy) {
 		t.Fatalf("a second user of a session: %v", err)
 	}
-	s.LetGo()
+	s.Unlock()
 	again, err := Load(s.Dir(), false)
 	if err != nil {
 		t.Fatal(err)
 	}
-	again.LetGo()
+	again.Unlock()
 }
 
 // TestADamagedJournalIsNotReplaced: the registers of parked threads may lie beside it.
@@ -168,7 +168,7 @@ func TestAProcessIsInOneOpenSessionOnly(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer first.LetGo()
+	defer first.Unlock()
 	if _, err := make(2); err == nil || !strings.Contains(err.Error(), "is not over") {
 		t.Fatalf("a second session of the same process: %v", err)
 	}
@@ -182,7 +182,7 @@ func TestAProcessIsInOneOpenSessionOnly(t *testing.T) {
 	if err != nil {
 		t.Fatalf("the next request of the same criu: %v", err)
 	}
-	second.LetGo()
+	second.Unlock()
 }
 
 // TestADirectoryIsInOneOpenDumpOnly: a file system without locks leaves this to the journals.
@@ -199,7 +199,7 @@ func TestADirectoryIsInOneOpenDumpOnly(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer first.LetGo()
+	defer first.Unlock()
 	if _, err := make(2, alias); err == nil || !strings.Contains(err.Error(), "in use by a dump of criu process 1") {
 		t.Fatalf("a second dump into the same directory: %v", err)
 	}
@@ -210,7 +210,7 @@ func TestADirectoryIsInOneOpenDumpOnly(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	second.LetGo()
+	second.Unlock()
 }
 
 func TestASessionRefusesWhatNobodyWrote(t *testing.T) {

@@ -108,7 +108,7 @@ func hold(t *testing.T, hook *hooks.Hook, h *journal.Hold, outcome journal.Outco
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer s.LetGo()
+	defer s.Unlock()
 	s.Outcome = outcome
 	if err := s.Save(); err != nil {
 		t.Fatal(err)

@@ -58,14 +58,14 @@ func (l *Locks) add(p *proc.Process) error {
 
 // Close forgets what was found.
 func (l *Locks) Close() {
-	l.LetGo()
+	l.CloseSockets()
 	for _, n := range l.namespaces {
 		n.inside.Close()
 	}
 }
 
-// LetGo closes the sockets, which otherwise outlive their processes. [Locks.Remove] needs none.
-func (l *Locks) LetGo() {
+// CloseSockets closes the sockets, which otherwise outlive their processes. [Locks.Remove] needs none.
+func (l *Locks) CloseSockets() {
 	for _, n := range l.namespaces {
 		closeAll(n.sockets)
 	}

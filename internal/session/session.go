@@ -61,7 +61,7 @@ func LatestSessionOf(env *Env, kind journal.Kind, criu proc.Ident, by string, wa
 		return nil, err
 	}
 	if s.Criu != criu { // another criu with the same pid, in another pid namespace
-		s.LetGo()
+		s.Unlock()
 		return nil, nil
 	}
 	return env.TakeOn(s, by), nil

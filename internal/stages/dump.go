@@ -62,7 +62,7 @@ func (c *call) preDump(ctx context.Context) (err error) {
 		}
 		d.lanes.close()
 		d.claim.Close()
-		d.LetGo()
+		d.Close()
 	}()
 	return d.run(ctx)
 }

@@ -30,7 +30,7 @@ func (c *call) postDump(ctx context.Context) error {
 	if s == nil {
 		return commit() // no process of the tree uses CUDA
 	}
-	defer s.LetGo()
+	defer s.Unlock()
 	s.NoteCriu()
 	if err := s.Failpoint(ctx, "dump.post-dump"); err != nil {
 		return err
@@ -88,7 +88,7 @@ func (c *call) networkUnlock(context.Context) error {
 	if err != nil || s == nil {
 		return err
 	}
-	defer s.LetGo()
+	defer s.Unlock()
 	return session.StopMembers(&s.Record)
 }
 

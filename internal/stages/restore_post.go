@@ -28,7 +28,7 @@ func (c *call) postResume(ctx context.Context) error {
 	if s == nil {
 		return c.killForeign(ctx)
 	}
-	defer s.LetGo()
+	defer s.Unlock()
 	if s.Outcome != "" {
 		if isOf(&s.Record, c.stage) {
 			return reportEnded(s)

@@ -70,7 +70,7 @@ func (c *call) preRestore(ctx context.Context) (err error) {
 	if err != nil {
 		return err
 	}
-	defer s.LetGo()
+	defer s.Unlock()
 	if err := s.DoStep(journal.StepPreRestore, func() error { return s.StartWatcher(files...) }); err != nil {
 		return errors.Join(err, s.Close(journal.OutcomeGone, "refused at pre-restore, nothing was created"))
 	}

@@ -33,7 +33,7 @@ func (c *call) rootNamed(ctx context.Context) error {
 	if err != nil || s == nil {
 		return err
 	}
-	defer s.LetGo()
+	defer s.Unlock()
 	if err := noteRoot(s, c.stage); err != nil {
 		return err
 	}
@@ -70,7 +70,7 @@ func (c *call) preResume(ctx context.Context) error {
 	if err != nil {
 		return c.killRestored(err)
 	}
-	defer s.LetGo()
+	defer s.Unlock()
 	s.NoteCriu()
 	err = s.DoStep(journal.StepPreResume, func() error {
 		if err := noteRoot(s, c.stage); err != nil {

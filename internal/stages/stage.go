@@ -185,7 +185,7 @@ func (c *call) openSession(kind journal.Kind) (*session.Session, error) {
 		return nil, err
 	}
 	if s.Outcome != "" {
-		s.LetGo()
+		s.Unlock()
 		return nil, nil
 	}
 	return s, nil

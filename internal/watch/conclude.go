@@ -116,7 +116,7 @@ func endDumped(ctx context.Context, s *session.Session) error {
 	locks, findErr := engine.FindLocks(&s.Record)
 	if findErr == nil {
 		defer locks.Close()
-		locks.LetGo() // they end with the processes
+		locks.CloseSockets() // they end with the processes
 		remove = func() error { return locks.Remove(ctx) }
 	}
 	var err, removeErr error
@@ -198,7 +198,7 @@ func Finish(ctx context.Context, env *session.Env, kind journal.Kind, criu proc.
 	if s == nil {
 		return nil, nil
 	}
-	defer s.LetGo()
+	defer s.Unlock()
 	if err := conclude(ctx, s); err != nil {
 		s.NoteStuck(err)
 		return s.Session, fmt.Errorf("%w, its watcher keeps trying (cucriu status shows it): %w", session.ErrNotBack, err)

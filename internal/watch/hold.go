@@ -28,7 +28,7 @@ func Decide(ctx context.Context, env *session.Env, id string, decision journal.D
 	if err != nil {
 		return session.Status{}, err
 	}
-	defer func() { s.LetGo() }()
+	defer func() { s.Unlock() }()
 	if made := decided(&s.Record); made != journal.DecisionNone && made != decision {
 		return session.StatusOf(s.Session), fmt.Errorf("%w: migration %s: %s", ErrDecided, id, decidedText(&s.Record))
 	}
@@ -65,7 +65,7 @@ func Promise(ctx context.Context, env *session.Env, id string) error {
 	if err != nil {
 		return err
 	}
-	defer s.LetGo()
+	defer s.Unlock()
 	if !s.Held() {
 		return fmt.Errorf("migration %s: the job is not held here", id)
 	}
@@ -88,7 +88,7 @@ func NoteTold(ctx context.Context, env *session.Env, id string) error {
 	if err != nil {
 		return err
 	}
-	defer s.LetGo()
+	defer s.Unlock()
 	s.Hold.PeerKnows = true
 	return s.Save()
 }
@@ -155,7 +155,7 @@ func awaitCriuOf(ctx context.Context, s *session.Session) (*session.Session, err
 	}
 	ctx, cancel := context.WithTimeout(ctx, s.Env.Config.Restore.Timeout)
 	defer cancel()
-	s.LetGo()
+	s.Unlock()
 	if err := session.AwaitExit(ctx, s.Criu); err != nil {
 		return s, fmt.Errorf("criu, process %d, does not end: %w", s.Criu.PID, err)
 	}

@@ -120,7 +120,7 @@ func recoverOne(ctx context.Context, env *session.Env, waiting context.Context, 
 		return nil, err
 	}
 	s := env.TakeOn(read, session.ByRecover)
-	defer s.LetGo()
+	defer s.Unlock()
 	if s.Held() && s.Hold.IfAbandoned == journal.DecisionWait { // somebody must decide
 		return nil, nil
 	}

@@ -79,7 +79,7 @@ func watch(ctx context.Context, env *session.Env, dir string, serve ServeStages)
 	if s, err = takeTurn(ctx, env, dir, root); err != nil {
 		return err
 	}
-	defer s.LetGo()
+	defer s.Unlock()
 	if s.Outcome == "" && len(s.Paused) > 0 {
 		if err := awaitResume(ctx, s); err != nil {
 			env.Log.Error("cannot wait for the container to be resumed", "session", filepath.Base(dir), "error", err)
@@ -89,7 +89,7 @@ func watch(ctx context.Context, env *session.Env, dir string, serve ServeStages)
 		err := conclude(ctx, s)
 		if err == nil && s.Held() && s.Hold.IfAbandoned != journal.DecisionWait {
 			// The holder lives. It decides, and needs the session for that.
-			s.LetGo()
+			s.Unlock()
 			if s, err = takeTurn(ctx, env, dir, root); err != nil {
 				return err
 			}
@@ -128,7 +128,7 @@ func takeTurn(ctx context.Context, env *session.Env, dir string, root *proc.Iden
 		if gone, err := abandoned(&s.Record); err != nil || gone {
 			return s, nil // what is wrong is said when the session is concluded
 		}
-		s.LetGo() // the holder decides, and needs it
+		s.Unlock() // the holder decides, and needs it
 		if err := session.AwaitExit(ctx, s.Hold.Holder); err != nil {
 			return nil, fmt.Errorf("wait for the holder: %w", err)
 		}
@@ -164,7 +164,7 @@ func lookIfCutOff(dir string, root *proc.Ident) bool {
 	if err != nil {
 		return false
 	}
-	defer s.LetGo()
+	defer s.Unlock()
 	if s.Kind != journal.KindRestore || s.Outcome != "" {
 		return false
 	}
