@@ -128,7 +128,6 @@ type seen struct {
 type contents struct {
 	seen
 	Holdings
-	next           uint32 // where the search ended
 	fabric, system []object
 	imports        int // of fabric memory, and multicast objects, which several processes have
 	regions        map[region]bool
@@ -159,25 +158,23 @@ func (h *Holdings) add(more Holdings) {
 }
 
 // scan looks at the objects of a client: at those that were seen before, and at all after them.
-// Another call continues where the last one ended.
 func (c *contents) scan(a asker, of uint32, before seen, widestGap int) (err error) {
-	if c.regions == nil {
-		c.regions = make(map[region]bool)
-		c.last, c.next = max(firstObject, before.last), max(firstObject+1+overlap, before.last)-overlap
-		for _, handle := range before.handles {
-			if handle >= c.next {
-				break
-			}
-			if err := c.look(a, of, handle); err != nil {
-				return err
-			}
+	c.regions = make(map[region]bool)
+	c.last = max(firstObject, before.last)
+	next := max(firstObject+1+overlap, before.last) - overlap
+	for _, handle := range before.handles {
+		if handle >= next {
+			break
+		}
+		if err := c.look(a, of, handle); err != nil {
+			return err
 		}
 	}
-	for ; c.next < firstObject+mostObjects && c.next <= c.last+uint32(widestGap); c.next++ {
-		if c.last == firstObject && c.next > firstObject+overlap {
+	for ; next < firstObject+mostObjects && next <= c.last+uint32(widestGap); next++ {
+		if c.last == firstObject && next > firstObject+overlap {
 			break // libcuda keeps its first objects, the devices: this is another library's client (NVML's)
 		}
-		if err := c.look(a, of, c.next); err != nil {
+		if err := c.look(a, of, next); err != nil {
 			return err
 		}
 	}

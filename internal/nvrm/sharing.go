@@ -49,7 +49,7 @@ type process struct {
 // CAP_SYS_ADMIN. gaps are how far each search goes (see [WidestGap]); a search that has not
 // found all GPU memory goes on with the widest. known is from an earlier answer, or nil: what
 // it has of a process is looked at again, and searched on from there. Only if that does not
-// find all GPU memory, is the whole search repeated. One question is asked after the other: the
+// find all GPU memory, is everything searched. One question is asked after the other: the
 // module answers several at once more slowly than one by one.
 func Ask(ioctl Ioctl, pids, gaps []int, known Known) Answer {
 	answer := Answer{Holdings: make(map[int]*Holdings), Known: make(Known)}
@@ -88,10 +88,7 @@ func Ask(ioctl Ioctl, pids, gaps []int, known Known) Answer {
 	}
 	answer.Shares = shares(processes, others)
 	for _, p := range all {
-		answer.Known[p.pid] = make(map[uint32]seen)
-		for i, c := range p.clients {
-			answer.Known[p.pid][c.handle] = p.found[i].seen
-		}
+		answer.Known[p.pid] = p.seen()
 	}
 	return answer
 }
@@ -105,15 +102,28 @@ func (p *process) read(ioctl Ioctl, gap int) {
 	}
 }
 
-// complete looks at more if not all of the process's GPU memory was found.
+// complete looks again if not all of the process's GPU memory was found: first at what may have come
+// between the search and the sum, then at all.
 func (p *process) complete() {
 	if p.err != nil || !p.incomplete() {
 		return
 	}
-	if len(p.known) > 0 { // what began with known objects begins anew
+	p.known = p.seen()
+	p.found = make([]contents, len(p.clients))
+	p.search(ShortGap)
+	if p.err == nil && p.incomplete() {
 		p.known, p.found = nil, make([]contents, len(p.clients))
+		p.search(WidestGap)
 	}
-	p.search(WidestGap)
+}
+
+// seen is what was seen of each client.
+func (p *process) seen() map[uint32]seen {
+	all := make(map[uint32]seen)
+	for i, c := range p.clients {
+		all[c.handle] = p.found[i].seen
+	}
+	return all
 }
 
 func (p *process) close() {
