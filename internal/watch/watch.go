@@ -30,7 +30,7 @@ type ServeStages func(ctx context.Context, s *session.Session, over func()) (sto
 // brought back. Its life is bounded by that of criu, or of the command to which the session belongs.
 func Run(env *session.Env, dir string, serve ServeStages) error {
 	env = env.Filled()
-	signal.Ignore(unix.SIGHUP, unix.SIGINT, unix.SIGTERM)
+	signal.Ignore(unix.SIGHUP, unix.SIGINT, unix.SIGTERM, unix.SIGPIPE)
 	err := watch(context.Background(), env, dir, serve)
 	if err != nil {
 		env.Log.Error("watcher", "error", err)
@@ -62,7 +62,9 @@ func watch(ctx context.Context, env *session.Env, dir string, serve ServeStages)
 			env.Log.Warn("the watcher cannot run stages in place of the hook", "error", err)
 		}
 	}
-	_, err = os.Stdout.Write([]byte{1})
+	if _, err = os.Stdout.Write([]byte{1}); errors.Is(err, unix.EPIPE) {
+		err = nil // the hook was killed: then nobody but the watcher brings the session to its end
+	}
 	if err := errors.Join(err, os.Stdout.Close()); err != nil {
 		return fmt.Errorf("report to the hook: %w", err)
 	}

@@ -95,7 +95,9 @@ func TestAResumeThatIsKilledIsFinishedOnTheGPUsOfItsMap(t *testing.T) {
 		if err := resume.Start(); err != nil {
 			t.Fatal(err)
 		}
-		testenv.Eventually(t, testenv.Soon, "the driver restores", func() bool { return host.Step() == "resume" })
+		testenv.Eventually(t, testenv.Soon, "the resume has its watcher", func() bool { // before that, nobody would finish it
+			return host.Step() == "resume" && host.Sessions()[0].Watcher != nil
+		})
 		time.Sleep(200 * time.Millisecond) // the call is under way
 		_ = resume.Process.Kill()
 		_ = resume.Wait()
@@ -105,6 +107,23 @@ func TestAResumeThatIsKilledIsFinishedOnTheGPUsOfItsMap(t *testing.T) {
 		if got := job.MustStatus(0).GPUs[0].UUID; got != host.UUIDs()[1] {
 			t.Fatalf("the job is on %s, want %s", got, host.UUIDs()[1])
 		}
+	})
+}
+
+// TestAResumeThatIsKilledWhileItsWatcherStartsIsFinished: the watcher finds nobody to report to.
+func TestAResumeThatIsKilledWhileItsWatcherStartsIsFinished(t *testing.T) {
+	testenv.Simulated(t, func(t *testing.T) {
+		host := testenv.NewHost(t, 1)
+		job := host.Start(1)
+		if out, err := host.Cucriu("suspend", "-p", job.Root()); err != nil {
+			t.Fatalf("cucriu suspend: %v\n%s", err, out)
+		}
+		kill := testenv.Script(t, "p=$(awk '/^PPid:/ { print $2 }' /proc/$PPID/status)\nkill -KILL $p && while kill -0 $p; do sleep 0.01; done")
+		if out, err := testenv.Failing(t, host, "suspend.watcher=run "+kill, "resume", "-p", job.Root()); testenv.ExitStatus(err) != -1 {
+			t.Fatalf("resume was not killed: %v\n%s", err, out)
+		}
+		host.WaitOutcome("running")
+		job.Runs()
 	})
 }
 
@@ -130,9 +149,14 @@ func TestAProcessThatSomethingElseCheckpointedIsLeftAlone(t *testing.T) {
 		host := testenv.NewHost(t, 1)
 		job := host.Start(1) // the lock holds it at its next kernel
 		process := host.Driver().Process(job.PID)
-		if err := process.Lock(t.Context(), cudackpt.LockOptions{Timeout: 5 * time.Second}); err != nil {
+		if err := process.Lock(t.Context(), cudackpt.LockOptions{Timeout: testenv.Soon}); err != nil {
 			t.Fatal(err)
 		}
+		// A thread that had launched before the lock must not synchronize after the checkpoint.
+		testenv.Eventually(t, testenv.Soon, "it waits at the lock", func() bool {
+			states, err := proc.ThreadStates(job.PID)
+			return err == nil && !strings.ContainsAny(states, "RD")
+		})
 		if err := process.Checkpoint(t.Context()); err != nil {
 			t.Fatal(err)
 		}
