@@ -28,8 +28,8 @@ func (s *supervisor) do(ctx context.Context, a life.Action) {
 		s.giveUp(fmt.Errorf("got %s", unix.SignalName(e.signal)))
 	case life.Hasten:
 		s.told = e.signal
-		s.tell(Event{Event: EventPreempted, Message: fmt.Sprintf("got %s: %s leaves this host", unix.SignalName(e.signal), s.name)})
 		s.setLeaving(true)
+		s.tell(Event{Event: EventPreempted, Message: fmt.Sprintf("got %s: %s leaves this host", unix.SignalName(e.signal), s.name)})
 		s.checkpointer.endHousekeeping()
 	case life.Stay:
 		s.setLeaving(false)

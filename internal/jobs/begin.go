@@ -8,6 +8,7 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -133,10 +134,13 @@ func (s *starter) attach(ctx context.Context) (bool, error) {
 	case !errors.Is(err, proc.ErrGone):
 		return false, err
 	}
-	if exit, err = p.Exit(); err != nil {
-		return false, err
+	exit, err = p.Exit()
+	for since := time.Now(); err == nil && exit == nil && p.Running && p.Alive() && time.Since(since) < exitPatience; exit, err = p.Exit() {
+		time.Sleep(10 * time.Millisecond) // init writes it down
 	}
 	switch {
+	case err != nil:
+		return false, err
 	case exit == nil || !p.Running: // it was being started or restored
 		return false, s.endSandbox()
 	case p.Leaving && exit.Code() == 0: // at its scheduler's signal

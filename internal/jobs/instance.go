@@ -144,7 +144,7 @@ func (in *instance) stopSelf() {
 }
 
 // exitPatience is how long init may take to write down how the job has ended.
-const exitPatience = 5 * time.Second
+const exitPatience = 30 * time.Second
 
 // awaitExit waits until it is known how the job's root process has ended.
 func (in *instance) awaitExit() (sandbox.Exit, error) {

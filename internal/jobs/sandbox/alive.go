@@ -16,7 +16,7 @@ import (
 // every container and pid namespace whether the sandbox is there, and from the first moment on.
 
 // lookPatience is how long somebody may have a lock who only looks whether it is free.
-const lookPatience = time.Second
+const lookPatience = 10 * time.Second
 
 // holdAlive takes a lock of a sandbox for its init.
 func holdAlive(dir string) (*os.File, error) {
@@ -45,8 +45,8 @@ func IsAlive(dir string) (alive, known bool) {
 	if err != nil {
 		return true, false
 	}
-	defer f.Close() // which gives the lock back
-	err = unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB)
+	defer f.Close() // which gives the lock back; it is a shared one, so that who else looks sees none
+	err = unix.Flock(int(f.Fd()), unix.LOCK_SH|unix.LOCK_NB)
 	return errors.Is(err, unix.EWOULDBLOCK), err == nil || errors.Is(err, unix.EWOULDBLOCK)
 }
 
