@@ -96,7 +96,7 @@ func TestDriver570RestoresWithoutPairsAlone(t *testing.T) {
 	t.Setenv("LD_LIBRARY_PATH", artefact("cudasim", "570"))
 	w := startWork(t, d)
 	ctx := within(t, patience)
-	if err := w.Suspend(ctx, cudackpt.LockOptions{Timeout: time.Second}); err != nil {
+	if err := w.Suspend(ctx, cudackpt.LockOptions{Timeout: patience}); err != nil {
 		t.Fatal(err)
 	}
 	host, err := d.HostGPUs()
@@ -135,7 +135,7 @@ func TestSixCallsTakeAProcessThereAndBack(t *testing.T) {
 		do   func() error
 		then cudackpt.State
 	}{
-		{"lock", func() error { return w.Lock(ctx, cudackpt.LockOptions{Timeout: time.Second}) }, cudackpt.StateLocked},
+		{"lock", func() error { return w.Lock(ctx, cudackpt.LockOptions{Timeout: patience}) }, cudackpt.StateLocked},
 		{"checkpoint", func() error { return w.Checkpoint(ctx) }, cudackpt.StateCheckpointed},
 		{"restore", func() error { return w.Restore(ctx, cudackpt.RestoreOptions{}) }, cudackpt.StateLocked},
 		{"unlock", func() error { return w.Unlock(ctx) }, cudackpt.StateRunning},
@@ -182,7 +182,7 @@ func TestTryLockGivesFalseWhileWorkIsInFlight(t *testing.T) {
 			t.Fatal(err)
 		}
 		if !locked {
-			if took := time.Since(began); took < 20*time.Millisecond || took > 1900*time.Millisecond {
+			if took := time.Since(began); took < 20*time.Millisecond {
 				t.Errorf("a try of 20ms took %v", took)
 			}
 			break
@@ -255,6 +255,11 @@ func TestGivenUpCallIsWaitedForByTheNext(t *testing.T) {
 	began := time.Now()
 	err := w.Lock(within(t, 300*time.Millisecond), cudackpt.LockOptions{})
 	given, ok := errors.AsType[*cudackpt.InterruptedError](err)
+	for ok && !given.Started { // the machine is busy: the deadline came first
+		began = time.Now()
+		err = w.Lock(within(t, 300*time.Millisecond), cudackpt.LockOptions{})
+		given, ok = errors.AsType[*cudackpt.InterruptedError](err)
+	}
 	if !ok || !given.Started || given.PID != w.PID() || !errors.Is(err, context.DeadlineExceeded) {
 		t.Fatalf("lock that hangs: %#v", err)
 	}
@@ -266,11 +271,7 @@ func TestGivenUpCallIsWaitedForByTheNext(t *testing.T) {
 	}
 
 	// The call is still under way, so the next does not start.
-	_, err = w.State(within(t, 50*time.Millisecond))
-	waited, ok := errors.AsType[*cudackpt.InterruptedError](err)
-	if !ok || waited.Started || waited.InTheWay != "cuCheckpointProcessLock" {
-		t.Fatalf("state while the lock hangs: %#v", err)
-	}
+	w.waitInTheWay("cuCheckpointProcessLock")
 	// Another process is not held up.
 	other := startWork(t, d)
 	other.wantState(cudackpt.StateRunning)
@@ -291,16 +292,19 @@ func TestGivenUpCallIsWaitedForByTheNext(t *testing.T) {
 func TestCanceledCheckpointCompletesInTheTarget(t *testing.T) {
 	d := openSim(t)
 	w := startWork(t, d)
-	faults(t, fmt.Sprintf("checkpoint delay 500ms pid %d", w.PID()))
+	end := faults(t, fmt.Sprintf("checkpoint hang pid %d", w.PID()))
 	ctx, cancel := context.WithCancel(context.Background())
-	timer := time.AfterFunc(100*time.Millisecond, cancel)
-	defer timer.Stop()
-
-	err := w.Suspend(ctx, cudackpt.LockOptions{Timeout: time.Second})
+	defer cancel()
+	suspended := make(chan error, 1)
+	go func() { suspended <- w.Suspend(ctx, cudackpt.LockOptions{Timeout: patience}) }()
+	w.waitInTheWay("cuCheckpointProcessCheckpoint")
+	cancel()
+	err := <-suspended
 	given, ok := errors.AsType[*cudackpt.InterruptedError](err)
 	if !ok || !given.Started || given.Call != "cuCheckpointProcessCheckpoint" || !errors.Is(err, context.Canceled) {
 		t.Fatalf("canceled: %#v", err)
 	}
+	end()
 	// The next call itself waits for it.
 	w.wantState(cudackpt.StateCheckpointed)
 	if err := w.Resume(within(t, patience), cudackpt.RestoreOptions{}); err != nil {
@@ -313,7 +317,7 @@ func TestCanceledCheckpointCompletesInTheTarget(t *testing.T) {
 func TestFailedSuspendUnlocksAgain(t *testing.T) {
 	d := openSim(t)
 	w := startWork(t, d, "--managed")
-	err := w.Suspend(within(t, patience), cudackpt.LockOptions{Timeout: 5 * time.Second})
+	err := w.Suspend(within(t, patience), cudackpt.LockOptions{Timeout: patience})
 	if !errors.Is(err, cudackpt.ResultNotSupported) || !strings.Contains(err.Error(), "managed memory") {
 		t.Fatalf("suspend: %v", err)
 	}
@@ -326,7 +330,7 @@ func TestDeathDuringCheckpointIsReported(t *testing.T) {
 	d := openSim(t)
 	w := startWork(t, d)
 	faults(t, fmt.Sprintf("checkpoint crash pid %d", w.PID()))
-	err := w.Suspend(within(t, patience), cudackpt.LockOptions{Timeout: time.Second})
+	err := w.Suspend(within(t, patience), cudackpt.LockOptions{Timeout: patience})
 	died, ok := errors.AsType[*cudackpt.Error](err)
 	if !ok || died.Result != cudackpt.ResultOperatingSystem || !died.Gone || died.Call != "cuCheckpointProcessCheckpoint" {
 		t.Errorf("error is %#v", err)
@@ -398,7 +402,7 @@ func TestPairsSwapTwoGPUs(t *testing.T) {
 	w := startWork(t, d, "--gpus", "0,1")
 	before := w.waitTicks(1)
 	ctx := within(t, patience)
-	if err := w.Suspend(ctx, cudackpt.LockOptions{Timeout: time.Second}); err != nil {
+	if err := w.Suspend(ctx, cudackpt.LockOptions{Timeout: patience}); err != nil {
 		t.Fatal(err)
 	}
 
@@ -459,7 +463,7 @@ func TestMemoryFollowsTheProcess(t *testing.T) {
 	if err != nil || before.Free == 0 || before.Free > before.Total-16*mib {
 		t.Errorf("memory is %+v, %v", before, err)
 	}
-	if err := w.Suspend(ctx, cudackpt.LockOptions{Timeout: time.Second}); err != nil {
+	if err := w.Suspend(ctx, cudackpt.LockOptions{Timeout: patience}); err != nil {
 		t.Fatal(err)
 	}
 	if held, err := d.ProcessMemory(ctx, w.PID()); err != nil || len(held) != 0 {

@@ -227,6 +227,16 @@ func (w work) waitUntil(what string, done func() bool) {
 	}
 }
 
+// waitInTheWay waits until another call to the process is in the way of the next.
+func (w work) waitInTheWay(call string) {
+	w.t.Helper()
+	w.waitUntil("was in "+call, func() bool {
+		_, err := w.State(within(w.t, 50*time.Millisecond))
+		waited, ok := errors.AsType[*cudackpt.InterruptedError](err)
+		return ok && !waited.Started && waited.InTheWay == call
+	})
+}
+
 func (w work) wantState(want cudackpt.State) {
 	w.t.Helper()
 	if got, err := w.State(within(w.t, patience)); err != nil || got != want {

@@ -5,51 +5,54 @@ import (
 	"errors"
 	"strings"
 	"testing"
+	"testing/synctest"
 	"time"
 )
 
 func TestGivenUpCallKeepsItsTurnUntilItReturns(t *testing.T) {
-	var turns turns
-	returns := make(chan struct{})
-	ctx, cancel := context.WithCancel(context.Background())
-	started := make(chan struct{})
-	go func() {
-		<-started
-		cancel()
-	}()
-	err := turns.do(ctx, callCheckpoint, 7, func() error {
-		close(started)
-		<-returns
-		return nil
+	synctest.Test(t, func(t *testing.T) { // whose clock waits for the calls
+		var turns turns
+		returns := make(chan struct{})
+		ctx, cancel := context.WithCancel(context.Background())
+		started := make(chan struct{})
+		go func() {
+			<-started
+			cancel()
+		}()
+		err := turns.do(ctx, callCheckpoint, 7, func() error {
+			close(started)
+			<-returns
+			return nil
+		})
+		given, ok := errors.AsType[*InterruptedError](err)
+		if !ok || !given.Started || !errors.Is(err, context.Canceled) || !strings.Contains(err.Error(), "may still complete in the target") {
+			t.Fatalf("given up: %#v", err)
+		}
+
+		// The next one on this pid does not start; one on another pid does.
+		short, cancelShort := context.WithTimeout(context.Background(), 20*time.Millisecond)
+		defer cancelShort()
+		err = turns.do(short, callUnlock, 7, func() error { t.Error("two calls at once"); return nil })
+		waited, ok := errors.AsType[*InterruptedError](err)
+		if !ok || waited.Started || waited.InTheWay != callCheckpoint || !errors.Is(err, context.DeadlineExceeded) {
+			t.Fatalf("in the way: %#v", err)
+		}
+		if err := turns.do(context.Background(), callUnlock, 8, func() error { return nil }); err != nil {
+			t.Fatal(err)
+		}
+
+		next := make(chan error)
+		go func() {
+			next <- turns.do(context.Background(), callUnlock, 7, func() error { return ResultIllegalState })
+		}()
+		close(returns)
+		if err := <-next; err != ResultIllegalState {
+			t.Fatalf("after it returned: %v", err)
+		}
+		if len(turns.busy) != 0 {
+			t.Errorf("turns are left over: %v", turns.busy)
+		}
 	})
-	given, ok := errors.AsType[*InterruptedError](err)
-	if !ok || !given.Started || !errors.Is(err, context.Canceled) || !strings.Contains(err.Error(), "may still complete in the target") {
-		t.Fatalf("given up: %#v", err)
-	}
-
-	// The next one on this pid does not start; one on another pid does.
-	short, cancelShort := context.WithTimeout(context.Background(), 20*time.Millisecond)
-	defer cancelShort()
-	err = turns.do(short, callUnlock, 7, func() error { t.Error("two calls at once"); return nil })
-	waited, ok := errors.AsType[*InterruptedError](err)
-	if !ok || waited.Started || waited.InTheWay != callCheckpoint || !errors.Is(err, context.DeadlineExceeded) {
-		t.Fatalf("in the way: %#v", err)
-	}
-	if err := turns.do(context.Background(), callUnlock, 8, func() error { return nil }); err != nil {
-		t.Fatal(err)
-	}
-
-	next := make(chan error)
-	go func() {
-		next <- turns.do(context.Background(), callUnlock, 7, func() error { return ResultIllegalState })
-	}()
-	close(returns)
-	if err := <-next; err != ResultIllegalState {
-		t.Fatalf("after it returned: %v", err)
-	}
-	if len(turns.busy) != 0 {
-		t.Errorf("turns are left over: %v", turns.busy)
-	}
 }
 
 func TestEndedContextStartsNothing(t *testing.T) {

@@ -233,7 +233,7 @@ func TestNestedAliasesDoNotMultiply(t *testing.T) {
 	if _, err := Parse("test.yaml", []byte(data)); err == nil {
 		t.Error("lists passed as rules")
 	}
-	if took := time.Since(start); took > 5*time.Second {
+	if took := time.Since(start); took > time.Minute {
 		t.Errorf("the refusal took %v", took)
 	}
 }

@@ -387,9 +387,9 @@ func TestABorrowerKilledAtAnyPoint(t *testing.T) {
 func TestABorrowerKilledAtAnyTime(t *testing.T) {
 	t.Parallel()
 	p := startBorrowable(t)
-	for left, deadline := 0, time.Now().Add(time.Minute); left < 8; {
-		if time.Now().After(deadline) {
-			t.Fatalf("killed while it borrowed %d times within a minute", left)
+	for left, tries := 0, 0; left < 8; tries++ {
+		if tries == 100 {
+			t.Fatalf("killed while it borrowed %d times of %d", left, tries)
 		}
 		p.stop(t)
 		cmd := p.borrower(t, "loop", "")
@@ -466,7 +466,7 @@ func runBorrower(arguments string) error {
 	part.End, _ = strconv.ParseUint(field[6], 10, 64)
 	die := func() { _ = unix.Kill(os.Getpid(), unix.SIGKILL) }
 	at := func(reached string) {
-		if reached == point {
+		if reached == point || point == "populating" && reached == "put back" { // the call was quicker
 			die()
 		}
 		if reached == "saved" && mode == "loop" {

@@ -71,7 +71,7 @@ func TestWhatAProgramWaitsForIsNamed(t *testing.T) {
 	}
 	defer func() { _ = outer.Wait() }()
 	defer func() { _ = outer.Process.Kill() }()
-	deadline := time.Now().Add(10 * time.Second)
+	deadline := time.Now().Add(time.Minute)
 	text := ""
 	for !strings.HasPrefix(text, "sleep (process ") && time.Now().Before(deadline) {
 		text = inSandbox(outer.Process.Pid, nil)

@@ -27,14 +27,17 @@ func TestNobodyWaitsForAReader(t *testing.T) {
 		text, _ := io.ReadAll(reader)
 		read <- string(text)
 	}()
-	for isIdle := false; !isIdle; {
-		w.Flush()
-		w.mutex.Lock()
-		isIdle = w.idle == nil
-		w.mutex.Unlock()
+	untilIdle := func() {
+		for isIdle := false; !isIdle; {
+			w.Flush()
+			w.mutex.Lock()
+			isIdle = w.idle == nil
+			w.mutex.Unlock()
+		}
 	}
+	untilIdle()
 	_, _ = io.WriteString(w, "last\n")
-	w.Flush()
+	untilIdle()
 	writer.Close()
 	all, lines, dropped := <-read, 0, 0
 	for text := range strings.Lines(all) {

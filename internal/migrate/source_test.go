@@ -76,7 +76,7 @@ func TestTheDriverOfTheSource(t *testing.T) {
 			s := &sourceSession{job: job, hook: &hooks.Hook{Log: slog.New(slog.DiscardHandler)}, options: Options{Host: "b"}}
 			here, there := connected(t)
 			s.remote = here
-			ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
+			ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 			defer cancel()
 			go func() {
 				if m, err := there.Receive(ctx); err == nil && m.Kind == c.told {

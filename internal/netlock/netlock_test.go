@@ -64,7 +64,7 @@ func talk() error {
 	}
 	fmt.Println(a.LocalAddr(), a.RemoteAddr())
 	for in := bufio.NewScanner(os.Stdin); in.Scan(); {
-		deadline := time.Now().Add(time.Second)
+		deadline := time.Now().Add(time.Minute) // what is in repair mode fails at once
 		_ = a.SetDeadline(deadline)
 		_ = b.SetDeadline(deadline)
 		_, err := io.WriteString(a, "x")

@@ -99,7 +99,8 @@ func TestTheErrorSaysWhereTheMemoryEnds(t *testing.T) {
 }
 
 func TestTheMemoryOfAProcessThatHasEndedIsGone(t *testing.T) {
-	zombie := open(t, start(t, "sleep", "100").Process.Pid)
+	zombie := open(t, start(t, "sh", "-c", "kill -STOP $$").Process.Pid)
+	must(t, WaitStopped(t.Context(), zombie)) // its program is mapped
 	space, err := ReadAddressSpace(zombie.PID)
 	must(t, err)
 	address := space.Mapped[0].Start // of its program

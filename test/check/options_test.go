@@ -86,13 +86,10 @@ func startNeedy(t *testing.T, host *testenv.Host, script string) *testenv.Job {
 	dir := t.TempDir()
 	if script == inSession {
 		job := host.StartUnder([]string{"/bin/bash", "-c", "exec 2>/dev/null; \"$@\" & echo $! >" + dir + "/pid; wait", "bash"}, 1)
-		text, err := os.ReadFile(filepath.Join(dir, "pid"))
-		if err == nil {
-			job.PID, err = strconv.Atoi(strings.TrimSpace(string(text)))
-		}
-		if err != nil {
-			t.Fatal(err)
-		}
+		testenv.Eventually(t, testenv.Soon, "the shell tells the pid", func() bool {
+			job.PID = testenv.ReadPID(filepath.Join(dir, "pid"))
+			return job.PID != 0
+		})
 		return job
 	}
 	if strings.Contains(script, "PORT") {

@@ -24,43 +24,43 @@ func TestCtrlCSaysWhatItDid(t *testing.T) {
 		says        string
 	}{
 		{
-			"dump, while it locks", "lock delay 3s",
+			"dump, while it locks", "lock hang",
 			[]string{"dump", "-t", "JOB", "-D", "images"},
 			nil, atStep("lock"),
 			128 + int(unix.SIGINT), "got SIGINT; the job keeps running\n",
 		},
 		{
-			"dump, while the driver checkpoints", "checkpoint delay 3s",
+			"dump, while the driver checkpoints", "checkpoint hang",
 			[]string{"dump", "-t", "JOB", "-D", "images"},
 			nil, atStep("checkpoint"),
 			128 + int(unix.SIGINT), "got SIGINT: cuCheckpointProcessCheckpoint of process JOB was cancelled; the job keeps running\n",
 		},
 		{
-			"dump -R, when it is dumped", "unlock delay 3s",
+			"dump -R, when it is dumped", "unlock hang",
 			[]string{"dump", "-t", "JOB", "-D", "images", "-R"},
 			nil, atStep("dumped"),
 			0, tooLate + "dump is complete\n",
 		},
 		{
-			"suspend, while it locks", "lock delay 3s",
+			"suspend, while it locks", "lock hang",
 			[]string{"suspend", "-p", "JOB"},
 			nil, atStep("lock"),
 			128 + int(unix.SIGINT), "got SIGINT; the job keeps running\n",
 		},
 		{
-			"suspend, while the driver checkpoints", "checkpoint delay 3s",
+			"suspend, while the driver checkpoints", "checkpoint hang",
 			[]string{"suspend", "-p", "JOB"},
 			nil, atStep("checkpoint"),
 			128 + int(unix.SIGINT), "was cancelled; the job keeps running\n",
 		},
 		{
-			"lock", "lock delay 3s",
+			"lock", "lock hang",
 			[]string{"lock", "-p", "JOB"},
 			nil, hasOpened("libcuda"),
 			128 + int(unix.SIGINT), "; none is locked\n",
 		},
 		{
-			"resume", "restore delay 3s",
+			"resume", "restore hang",
 			[]string{"resume", "-p", "JOB"},
 			[]string{"suspend", "-p", "JOB"},
 			atStep("resume"),
@@ -81,9 +81,9 @@ func TestCtrlCSaysWhatItDid(t *testing.T) {
 				b.Faults(test.fault)
 				cmd, output := b.start(t, named(test.args)...)
 				testenv.Eventually(t, testenv.Soon, "it has begun", func() bool { return test.when(b) })
-				interrupt(t, cmd)
-				_ = cmd.Wait()
+				interrupt(t, cmd, output)
 				b.Faults()
+				_ = cmd.Wait()
 				said := output.String()
 				says := strings.ReplaceAll(test.says, "JOB", b.job.Root())
 				if status := cmd.ProcessState.ExitCode(); status != test.status || !strings.Contains(said, "cucriu: got SIGINT: ") || !strings.Contains(said, says) {
@@ -108,11 +108,12 @@ func TestCtrlCDuringARestore(t *testing.T) {
 		b := newBench(t)
 		other := b.Start(1, "--gpus", "1")
 		b.dumped(t, other)
-		slow := testenv.Script(t, `[ "$CRTOOLS_SCRIPT_ACTION" = pre-restore ] && sleep 1; exit 0`)
-		config := b.write(t, "criu.conf", "action-script "+slow+"\n")
+		hold := testenv.Script(t, `[ "$CRTOOLS_SCRIPT_ACTION" = pre-restore ] || exit 0; until [ -e `+b.path("taken")+` ]; do sleep 0.01; done`)
+		config := b.write(t, "criu.conf", "action-script "+hold+"\n")
 		cmd, output := b.start(t, "restore", "-D", "images", "--criu-config", config)
 		testenv.Eventually(t, testenv.Soon, "criu restores", atStepOf(b, "pre-restore"))
-		interrupt(t, cmd)
+		interrupt(t, cmd, output)
+		b.write(t, "taken", "")
 		_ = cmd.Wait()
 		const says = "got SIGINT: cancelled at criu's stage "
 		if status := cmd.ProcessState.ExitCode(); status != 128+int(unix.SIGINT) || !strings.Contains(output.String(), says) ||
@@ -121,14 +122,14 @@ func TestCtrlCDuringARestore(t *testing.T) {
 		}
 		testenv.Eventually(t, testenv.Soon, "nothing is left", other.Gone)
 
-		b.Faults("restore delay 3s")
+		b.Faults("restore hang")
 		cmd, output = b.start(t, "restore", "-D", "images")
 		testenv.Eventually(t, testenv.Soon, "criu has restored", atStepOf(b, "post-resume"))
-		interrupt(t, cmd)
+		interrupt(t, cmd, output)
+		b.Faults()
 		if err := cmd.Wait(); err != nil || !strings.Contains(output.String(), "got SIGINT too late: the restore is complete\n") {
 			t.Errorf("%v\n%s", err, output)
 		}
-		b.Faults()
 		other.Runs()
 	})
 }
@@ -149,9 +150,11 @@ func hasOpened(library string) func(*bench) bool {
 	}
 }
 
-func interrupt(t *testing.T, cmd *exec.Cmd) {
+// interrupt sends SIGINT, and waits until the command has taken it.
+func interrupt(t *testing.T, cmd *exec.Cmd, output *strings.Builder) {
 	t.Helper()
 	if err := cmd.Process.Signal(syscall.SIGINT); err != nil {
 		t.Fatal(err)
 	}
+	testenv.Eventually(t, testenv.Soon, "the signal is taken", func() bool { return strings.Contains(output.String(), "got SIGINT: ") })
 }

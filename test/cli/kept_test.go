@@ -104,6 +104,7 @@ func TestStatusOfAnImageEndsWithWhatBecameOfIt(t *testing.T) {
 		if run := b.TryDump(b.job, b.path("images")); run.Err != nil {
 			t.Fatal(run.Lines())
 		}
+		b.WaitOutcome("dumped") // the watcher closes the session when criu has ended
 		is(0, "dumped")
 		b.Faults("restore return 999")
 		if run := b.TryRestore(b.path("images")); run.Err != nil {

@@ -6,11 +6,11 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
-	"time"
 
 	"golang.org/x/sys/unix"
 
 	"cucriu/cudackpt"
+	"cucriu/internal/proc"
 	"cucriu/internal/testenv"
 )
 
@@ -67,10 +67,16 @@ func TestSomethingElseHasCheckpointedIt(t *testing.T) {
 		other := b.Start(1, "--gpus", "1")
 		pid := other.Root()
 		process := b.Driver().Process(other.PID)
-		for _, step := range []error{process.Lock(t.Context(), cudackpt.LockOptions{Timeout: time.Second}), process.Checkpoint(t.Context())} {
-			if step != nil {
-				t.Fatal(step)
-			}
+		if err := process.Lock(t.Context(), cudackpt.LockOptions{Timeout: testenv.Soon}); err != nil {
+			t.Fatal(err)
+		}
+		// A thread that had launched before the lock must not synchronize after the checkpoint.
+		testenv.Eventually(t, testenv.Soon, "it waits at the lock", func() bool {
+			states, err := proc.ThreadStates(other.PID)
+			return err == nil && !strings.ContainsAny(states, "RD")
+		})
+		if err := process.Checkpoint(t.Context()); err != nil {
+			t.Fatal(err)
 		}
 		forces := "cucriu resume -p " + pid + " --force"
 		b.make(t,

@@ -41,9 +41,9 @@ type row struct {
 	to      state                                // afterwards
 	blocks  bool                                 // until free is called, which by default sends SIGCONT
 	free    func(*bench) error
-	kill    victim        // while the call is under way
-	atLeast time.Duration // how long the call takes
-	atMost  time.Duration
+	kill    victim             // while the call is under way
+	atLeast time.Duration      // how long the call takes
+	atMost  time.Duration      // on the real driver
 	then    func(*bench) error // checks what must be true afterwards
 	probe   bool
 	notSim  string // why the simulated driver cannot make this row; "" if it can

@@ -69,10 +69,10 @@ func (s *spinner) must(err error) {
 
 // round locks and stops the process, and makes the calls through the restore thread.
 func (s *spinner) round(checkpoint bool) {
-	ctx, cancel := context.WithTimeout(s.t.Context(), 20*time.Second)
+	ctx, cancel := context.WithTimeout(s.t.Context(), testenv.Soon)
 	defer cancel()
 	s.t.Helper()
-	s.must(s.cuda.Lock(ctx, cudackpt.LockOptions{Timeout: 5 * time.Second}))
+	s.must(s.cuda.Lock(ctx, cudackpt.LockOptions{Timeout: testenv.Soon}))
 	s.must(proc.Stop(ctx, s.p))
 	tracer := inject.NewTracer()
 	tid, err := s.cuda.RestoreThreadID(ctx)

@@ -55,10 +55,10 @@ func entryCases() []testCase {
 		},
 		{
 			name: "GPU work in flight",
-			with: program{args: []string{"--busy-ms", "1200", "--tick-ms", "0"}},
+			with: program{args: []string{"--busy-ms", "4000", "--tick-ms", "0"}},
 			rows: []row{
 				{from: running, given: atTick, call: lock(300 * time.Millisecond), want: results(notReady), to: running, atLeast: 290 * time.Millisecond, atMost: 1100 * time.Millisecond},
-				{from: running, given: atTick, call: lock(0), want: results(success), to: locked, atLeast: 500 * time.Millisecond, atMost: 3 * time.Second},
+				{from: running, given: atTick, call: lock(0), want: results(success), to: locked, atLeast: 500 * time.Millisecond, atMost: 6 * time.Second},
 			},
 		},
 		{name: "pid that does not exist", bare: true, rows: allSix(noPID, noProcess)},

@@ -5,7 +5,6 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
-	"strconv"
 	"strings"
 	"testing"
 
@@ -122,13 +121,13 @@ func TestAForkedChildThatIsStoppedStaysSo(t *testing.T) {
 		if err := unix.Kill(child, unix.SIGSTOP); err != nil {
 			t.Fatal(err)
 		}
+		isStopped := func() bool { stopped, err := proc.Stopped(child); return err == nil && stopped }
+		testenv.Eventually(t, testenv.Soon, "the child stops", isStopped)
 		host.Restore(host.Dump(job))
 		job.Runs()
 		wantReleased(t, job)
 		child = childrenOf(t, job)[0]
-		if stopped, err := proc.Stopped(child); err != nil || !stopped {
-			t.Errorf("child %s is stopped: %v (%v)", strconv.Itoa(child), stopped, err)
-		}
+		testenv.Eventually(t, testenv.Soon, "the restored child is stopped", isStopped)
 	})
 }
 
@@ -188,6 +187,11 @@ func TestADaemonThatHasLookedForGPUsIsNoHindrance(t *testing.T) {
 		const script = `(exec 9<>"$1"; export LD_PRELOAD="$2"; exec sleep 1000) & shift 2; "$@" & wait`
 		device := filepath.Join("/", host.Dir, "dev/nvidiactl")
 		job := host.StartUnder([]string{"/bin/sh", "-c", script, "sh", device, strings.Join(stubs, " ")}, 1)
+		daemon := childrenOf(t, job)[0]
+		testenv.Eventually(t, testenv.Soon, "the daemon has loaded them", func() bool {
+			maps, _ := os.ReadFile(fmt.Sprintf("/proc/%d/maps", daemon))
+			return strings.Contains(string(maps), filepath.Base(stubs[1]))
+		})
 		host.Restore(host.Dump(job))
 		job.Runs()
 		if held := holds(childrenOf(t, job)[0]); strings.Contains(held, "descriptor 9") {

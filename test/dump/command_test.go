@@ -122,6 +122,7 @@ func TestCommandForegroundPassesSignalsAndTheStatus(t *testing.T) {
 		if code := cmd.ProcessState.ExitCode(); code != 42 {
 			t.Fatalf("exit status %d, and the job's is 42", code)
 		}
+		testenv.Eventually(t, testenv.Soon, "the child of the job is gone", testenv.JobOf(t, job.MustStatus(0).PID).Gone)
 
 		// A signal that comes while criu has not ended, when the job runs already.
 		pid, config := filepath.Join(t.TempDir(), "pid"), filepath.Join(t.TempDir(), "criu.conf")
@@ -300,7 +301,7 @@ func TestCommandIsKilledAtAStep(t *testing.T) {
 				if step != "restore.pre-restore" { // at that step it has no watcher yet, and nothing to watch over
 					testenv.Eventually(t, testenv.Soon, "the restore has an outcome", func() bool { return host.RestoreOutcome() != "" })
 				}
-				if !job.Alive() {
+				if host.RestoreOutcome() != "running" {
 					testenv.Eventually(t, testenv.Soon, "the pid is free", job.Gone)
 					testenv.Exits(t, host, 0, "restore", "-D", images)
 				}
@@ -464,6 +465,7 @@ func TestRecoverEndsWhatAKilledRestoreHasLeftBehind(t *testing.T) {
 		host.Setenv("CUCRIU_CONFIG", host.Config("version: 1\npages: criu\n")) // criu needs a while for the memory
 		job := host.Start(1, "--mib", "128")
 		images := host.Dump(job)
+		testenv.Eventually(t, testenv.Soon, "the job is reaped", job.Gone)
 		for attempt := 1; !killEarly(t, host, job, images); attempt++ {
 			if attempt == 10 {
 				t.Fatal("criu was never killed before the root had become the job")

@@ -213,7 +213,7 @@ func TestAFailedDumpThatWasToLeaveTheJobStoppedLeavesItRunning(t *testing.T) {
 func TestTheJobIsStoppedDuringTheLock(t *testing.T) {
 	testenv.Simulated(t, func(t *testing.T) {
 		host := testenv.NewHost(t, 1)
-		host.Setenv("CUCRIU_CONFIG", host.Config("version: 1\nlock: {timeout: 2s}\n"))
+		host.Setenv("CUCRIU_CONFIG", host.Config("version: 1\nlock: {timeout: 10s}\n"))
 		host.Faults("lock hang")
 		job := host.Start(1)
 		criu := host.CriuCommand("dump", t.TempDir(), "-t", job.Root())

@@ -174,7 +174,7 @@ while kill -0 $worker 2>/dev/null; do
 	now=$(cat $status 2>/dev/null)
 	if [ -n "$now" ] && [ "$now" = "$before" ]; then same=$((same + 1)); else same=0; fi
 	before=$now
-	[ $same -lt 10 ] || kill -9 $worker
+	[ $same -lt 30 ] || kill -9 $worker
 done`
 
 func TestAParentThatMindsItsWorkersStandsStillWithThem(t *testing.T) {

@@ -6,7 +6,6 @@ import (
 	"strconv"
 	"strings"
 	"testing"
-	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -68,11 +67,7 @@ func TestNCCLThatComesAfterTheInspectionIsRefused(t *testing.T) {
 		testenv.Eventually(t, testenv.Soon, "both use CUDA", func() bool {
 			return len(cudaOf(t, job)) == 2
 		})
-		host.Faults("state delay 2s")
-		go func() {
-			time.Sleep(1200 * time.Millisecond)
-			_ = os.WriteFile(filepath.Join(late, "context"), nil, 0o600)
-		}()
+		host.UseFailpoint("dump.lock=run " + testenv.Script(t, "cd "+late+" && touch context && until [ -s status ]; do sleep 0.01; done"))
 		images := testenv.NewImages(t)
 		out, err := host.Cucriu("dump", "-t", job.Root(), "-D", images)
 		if err == nil || !strings.Contains(out, preflight.FindingNCCL) {

@@ -44,10 +44,10 @@ func TestRanksOfWhichSomeRunAheadAreDumped(t *testing.T) {
 func TestARankWhoseWorkNeverEndsIsNamed(t *testing.T) {
 	testenv.Simulated(t, func(t *testing.T) {
 		host := testenv.NewHost(t, 2)
-		host.Setenv("CUCRIU_CONFIG", host.Config("version: 1\nlock: {timeout: 2s, try: 200ms}\n"))
+		host.Setenv("CUCRIU_CONFIG", host.Config("version: 1\nlock: {timeout: 10s, try: 200ms}\n"))
 		job := host.Start(3, "--ranks", "3", "--ahead", "--hog-rank", "2", "--gpus", "0,1", "--tick-ms", "20", "--mib", "1")
 		run := host.TryDump(job, t.TempDir())
-		if run.Err == nil || !strings.Contains(run.Log, "lock.timeout (2s") {
+		if run.Err == nil || !strings.Contains(run.Log, "lock.timeout (10s") {
 			t.Fatalf("criu dump: %v\n%s", run.Err, run.Lines())
 		}
 		for i := range job.Dirs {

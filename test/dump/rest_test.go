@@ -54,7 +54,7 @@ func TestNothingIsLeftStoppedOfALazyDumpThatIsCutOff(t *testing.T) {
 		}
 		_ = criu.Wait()
 		testenv.Eventually(t, testenv.Soon, "the session is closed", func() bool { return host.LastOutcome() != "" && len(host.Watchers()) == 0 })
-		if !job.Alive() {
+		if len(testenv.NotEnding([]int{job.PID})) == 0 {
 			return
 		}
 		// The CUDA process still existed when criu had ended, so what is left runs on.

@@ -24,8 +24,15 @@ func TestAProcessHasOneSessionWhoeverLooks(t *testing.T) {
 				marks := t.TempDir()
 				wait := testenv.Script(t, fmt.Sprintf("cd %s && touch reached && while ! [ -e go ]; do sleep 0.01; done", marks))
 				host := testenv.NewHost(t, 1)
-				host.Setenv("CUCRIU_CONFIG", host.Config("version: 1\nlock: {timeout: 4s, try: 1s}\n")) // for so long one waits for the other
-				a := newAskedOn(t, host, test.point+"=run "+wait)
+				host.UseFailpoint(test.point + "=run " + wait)
+				second := host.For(t)
+				second.Setenv("CUCRIU_CONFIG", host.Config("version: 1\nlock: {timeout: 4s, try: 1s}\n")) // for so long it waits for the first
+				supervisor, beside := host, second
+				if test.first == "suspend" {
+					supervisor, beside = second, host
+				}
+				a := newAskedOn(t, supervisor, "")
+				a.Host = beside
 				tree, err := proc.Tree(a.placeInits()[0])
 				if err != nil || len(tree) < 2 {
 					t.Fatal(tree, err)

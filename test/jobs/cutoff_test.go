@@ -26,7 +26,7 @@ func TestAPauseThatIsCutOff(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			testenv.Simulated(t, func(t *testing.T) {
 				a := newAsked(t)
-				a.Faults("checkpoint delay 4s skip 1") // the first is for the checkpoint
+				a.Faults("checkpoint delay 15s skip 1") // the first is for the checkpoint
 				pause := a.CucriuCommand("jobs", "pause", "train")
 				if err := pause.Start(); err != nil {
 					t.Fatal(err)

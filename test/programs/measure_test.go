@@ -24,7 +24,7 @@ const (
 	toMidRun  = 3 * time.Minute // libraries are loaded, kernels compiled
 	toCommand = 2 * time.Minute // a dump or a restore
 	toEnd     = 2 * time.Minute // what is left of the run
-	toSayDone = 5 * time.Second
+	toSayDone = 30 * time.Second
 	toForget  = 70 * time.Second // TIME_WAIT lasts a minute
 )
 

@@ -67,7 +67,7 @@ func start(t *testing.T, host *testenv.Host, p program) *run {
 		t.Fatal(err)
 	}
 	r.root = cmd.Process.Pid
-	if p.underRun && !wait(toSayDone, func() bool {
+	if p.underRun && !wait(toCommand, func() bool {
 		r.root = testenv.ReadPID(pidfile)
 		return r.root != 0
 	}) {

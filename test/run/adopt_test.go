@@ -1,9 +1,11 @@
 package run
 
 import (
+	"fmt"
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"syscall"
@@ -41,7 +43,7 @@ func (w *world) startsItself() (pid int, ended chan int) {
 	}()
 	testenv.Eventually(w.t, testenv.Soon, "the job is started", func() bool {
 		pid = testenv.ReadPID(file)
-		return pid != 0
+		return slices.Equal(testenv.CommandLine(pid), w.command) // before, it is a shell that has the terminal
 	})
 	w.t.Cleanup(func() { _ = unix.Kill(-cmd.Process.Pid, unix.SIGKILL) })
 	return pid, ended
@@ -67,7 +69,7 @@ func TestAJobIsAdopted(t *testing.T) {
 		w.ticks(5)
 		r.kill()
 		w.ticks(5)
-		r = w.adopts(pid)
+		r = w.adopts(pid, once...)
 		r.says("it is supervised again")
 		r.verified(1)
 
@@ -143,6 +145,19 @@ func TestAnAdoptedJobIsNotEndedWithoutACheckpoint(t *testing.T) {
 	})
 }
 
+// givesUp waits until the supervisor has cut off what a program does for it: it closes that program's input.
+func (r *run) givesUp() {
+	r.w.t.Helper()
+	input, err := os.Readlink(fmt.Sprintf("/proc/%d/fd/0", r.w.victims(insideKilled)[0]))
+	must(r.w.t, err)
+	r.awaits("it gives up", func() bool {
+		return !slices.ContainsFunc(glob(fmt.Sprintf("/proc/%d/fd", r.cmd.Process.Pid), "*"), func(fd string) bool {
+			to, _ := os.Readlink(fd)
+			return to == input
+		})
+	})
+}
+
 // TestAnAdoptedJobOutlivesItsFirstCheckpoint, which is cut off: by a second signal to its supervisor, or
 // to the next one, which waits for what the first has begun.
 func TestAnAdoptedJobOutlivesItsFirstCheckpoint(t *testing.T) {
@@ -152,6 +167,7 @@ func TestAnAdoptedJobOutlivesItsFirstCheckpoint(t *testing.T) {
 			r.signal(unix.SIGTERM)
 			r.says("got SIGTERM: D leaves this host")
 			r.signal(unix.SIGTERM)
+			r.givesUp()
 			s.goOn()
 			return r
 		},
@@ -241,7 +257,7 @@ func TestAnAdoptedJobEndsWhenItIsTakenOver(t *testing.T) {
 		w := newMixedWorld(t)
 		pid, ended := w.startsItself()
 		w.ticks(3)
-		r := w.adopts(pid)
+		r := w.adopts(pid, once...)
 		r.verified(1)
 		r.kill()
 		testenv.WriteFile(t, filepath.Join(w.dir, "host"), "another boot 1\n")

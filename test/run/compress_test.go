@@ -15,7 +15,7 @@ import (
 func TestGPUMemoryIsCompressedOnItsWay(t *testing.T) {
 	testenv.Simulated(t, func(t *testing.T) {
 		plain := newCUDAWorld(t, "--flat", "8")
-		r := plain.run()
+		r := plain.run(once...)
 		r.verified(1)
 		size := plain.gpuMemory()
 		plain.finish(r)

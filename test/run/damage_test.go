@@ -17,8 +17,11 @@ import (
 func TestADamagedCheckpointIsNamedAndTheOneBeforeTaken(t *testing.T) {
 	testenv.Simulated(t, func(t *testing.T) {
 		w := newMixedWorld(t)
+		w.flags = []string{"--every", "0"}
 		r := w.run()
-		r.verified(2)
+		w.checks()
+		w.checkpoint() // both are read again before they are damaged
+		w.checkpoint()
 		r.killsAll()
 		all := w.checkpoints()
 		newest, before := all[len(all)-1], all[len(all)-2]
@@ -26,7 +29,6 @@ func TestADamagedCheckpointIsNamedAndTheOneBeforeTaken(t *testing.T) {
 		testenv.Copy(t, dir, good)
 		files := filepath.Join(t.TempDir(), "files")
 		testenv.Copy(t, w.work, files)
-		w.flags = []string{"--every", "0"}
 		for i, file := range filesOf(t, dir) {
 			if i%5 != 0 {
 				continue

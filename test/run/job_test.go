@@ -157,7 +157,7 @@ func (c *counter) talk(to *connections) {
 		c.wrong(fmt.Sprintf("inside: %q came as %q: %v", word, got, err))
 	}
 	c.Echoes++
-	_ = to.outside.SetDeadline(time.Now().Add(5 * time.Second))
+	_ = to.outside.SetDeadline(time.Now().Add(time.Minute))
 	if _, err = to.outside.Write(word); err == nil {
 		_, err = io.ReadFull(to.outside, got)
 	}

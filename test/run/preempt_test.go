@@ -104,7 +104,7 @@ func TestASecondSignalCutsOffTheWayToTheStore(t *testing.T) {
 			t.Run(name+" at "+step, func(t *testing.T) {
 				testenv.Simulated(t, func(t *testing.T) {
 					w := newWorld(t)
-					r := w.run()
+					r := w.run(once...)
 					r.verified(1)
 					r.kill()
 					newest := w.newest()

@@ -36,7 +36,7 @@ func TestACheckpointMadeWhileTheDirectoryHadAnotherNameIsNotKeptAsGood(t *testin
 		// What an earlier supervisor had staged may be all that there is of the last interval.
 		r.kill()
 		reached := filepath.Join(t.TempDir(), "reached")
-		r = runAndThen("touch " + reached + " && sleep 2")
+		r = runAndThen("touch " + reached + " && sleep 1000") // until it is killed
 		r.says("supervised again")
 		go func() { _, _ = w.host.Cucriu("jobs", "checkpoint", w.dir) }()
 		r.awaits("the image is staged", func() bool { return testenv.Exists(reached) })

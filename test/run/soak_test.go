@@ -7,6 +7,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"regexp"
 	"slices"
 	"strconv"
 	"strings"
@@ -88,6 +89,9 @@ func (s *soak) run(t *testing.T, length time.Duration) {
 	}
 	if t.Failed() {
 		return
+	}
+	for s.leaving == s.now {
+		s.settle(t) // it ends with another status than the job, and another one takes its place
 	}
 	s.note("in the end")
 	s.finish(s.now)
@@ -222,7 +226,7 @@ func (s *soak) stopReading(t *testing.T) {
 		}
 		return ended || s.newest() > before && testenv.Exists(filepath.Join(s.dir, "checkpoints", s.newest(), "verified.json"))
 	})
-	if !ended && s.random.IntN(2) == 0 {
+	if !ended && s.leaving != s.now && s.random.IntN(2) == 0 {
 		s.now.signal(unix.SIGTERM)
 		s.now.ends(requeue)
 	}
@@ -231,6 +235,9 @@ func (s *soak) stopReading(t *testing.T) {
 // tighten leaves the group too little memory for a checkpoint. The checkpoint is refused, and the job
 // runs on.
 func (s *soak) tighten(t *testing.T) {
+	if s.leaving == s.now {
+		return // it may end without another checkpoint
+	}
 	quiet := func() bool {
 		return len(glob(s.dir, "staged/*")) == 0 && !slices.ContainsFunc([]who{insideKilled, criuKilled, watcherKilled}, func(k who) bool { return len(s.victims(k)) > 0 })
 	}
@@ -390,6 +397,8 @@ func (s *soak) settle(t *testing.T) {
 	s.onlyOnce(t)
 }
 
+var resumesFrom = regexp.MustCompile(`D resumes from checkpoint (\S+) of `) // it is read as it comes
+
 // sayResume waits until the supervisor has the job under care, or has ended, and fails the test if
 // it goes on from another checkpoint than from the newest that is whole.
 func (s *soak) sayResume(t *testing.T, whole []string, staged bool) {
@@ -400,18 +409,18 @@ func (s *soak) sayResume(t *testing.T, whole []string, staged bool) {
 		case <-s.now.done:
 			return true
 		default:
-			return strings.Contains(said, "D resumes from checkpoint") || strings.Contains(said, "is supervised again")
+			return resumesFrom.MatchString(said) || strings.Contains(said, "is supervised again")
 		}
 	}
 	testenv.Eventually(t, 4*testenv.Soon, "the job is under care", over)
 	said := s.now.said()
 	s.note("%s", strings.TrimSpace(said))
-	_, rest, resumed := strings.Cut(said, "D resumes from checkpoint ")
-	if !resumed {
+	resumed := resumesFrom.FindStringSubmatch(said)
+	if resumed == nil {
 		return
 	}
 	s.resumes++
-	from := strings.Fields(rest)[0]
+	from := resumed[1]
 	want := whole[len(whole)-1]
 	if from != want && !(staged && from > want && strings.Contains(said, from+" was made from the image that an earlier supervisor had staged")) {
 		t.Fatalf("it goes on from %s, and the newest that is whole was %s", from, want)
@@ -437,6 +446,9 @@ func (s *soak) look(t *testing.T) {
 	case <-s.now.done:
 		return
 	default:
+	}
+	if s.leaving == s.now {
+		return // it makes no more checkpoints
 	}
 	s.note("looking")
 	s.now.verified(2)

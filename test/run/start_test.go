@@ -136,7 +136,7 @@ func TestOneDirectoryHasOneSupervisor(t *testing.T) {
 	testenv.Simulated(t, func(t *testing.T) {
 		w := newWorld(t)
 		r := w.run("--every", "0")
-		w.ticks(1)
+		r.says("D: ")
 		w.run().ends(125, "in use by process")
 		other := *w
 		other.command = []string{"/bin/true"}

@@ -5,6 +5,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"testing"
@@ -78,12 +79,12 @@ func TestAJobThatWouldUseAnIOUringIsDumpedUnderRun(t *testing.T) {
 		}
 
 		job := startRun(t, host, nil, "--io-uring")
-		if line := "the job has pid " + job.Root(); !strings.Contains(job.stderr.String(), line) {
-			t.Errorf("no %q:\n%s", line, job.stderr)
-		}
 		images := testenv.NewImages(t)
 		testenv.Exits(t, host, 0, "dump", "-t", job.Root(), "-D", images)
 		job.ends(t, 128+int(unix.SIGKILL), "cucriu restore -D "+images)
+		if line := "the job has pid " + job.Root(); !strings.Contains(job.stderr.String(), line) {
+			t.Errorf("no %q:\n%s", line, job.stderr)
+		}
 		testenv.Exits(t, host, 0, "restore", "-D", images)
 		job.Runs()
 		if status, err := proc.ReadStatus(job.PID); err != nil || !status.Seccomp {
@@ -103,7 +104,7 @@ func TestAJobThatWouldUseAnIOUringIsDumpedUnderRun(t *testing.T) {
 func TestProcessesUnderAFilterAreParked(t *testing.T) {
 	testenv.Simulated(t, func(t *testing.T) {
 		host := testenv.NewHost(t, 1)
-		file := filepath.Join(t.TempDir(), "written")
+		file, before := filepath.Join(t.TempDir(), "written"), testenv.PIDs()
 		job := startRun(t, host, []string{"/bin/sh", "-c", `(while :; do printf . ; sleep 0.01; done >"$0") & exec "$@"`, file},
 			"--spin", "event-sync", "--threads", "3")
 		still := testenv.Script(t, `[ "$CRTOOLS_SCRIPT_ACTION" = pre-dump ] || exit 0
@@ -114,6 +115,8 @@ func TestProcessesUnderAFilterAreParked(t *testing.T) {
 			t.Fatalf("a process of the job ran while its GPU state was out: %v\n%s", err, out)
 		}
 		host.WaitOutcome("dumped")
+		_ = job.starter.Wait()
+		testenv.Eventually(t, testenv.Soon, "the pids of the job are free", func() bool { return slices.Equal(testenv.PIDs(), before) })
 		host.Restore(images, "--shell-job")
 		job.Runs()
 	})

@@ -112,6 +112,9 @@ func TestAJobSeesTheGPUsOfItsRun(t *testing.T) {
 		for i, given := range []string{"1", "2", uuids[0]} {
 			w.host.Setenv("CUDA_VISIBLE_DEVICES", given)
 			r := w.run()
+			if i > 0 {
+				r.says("resumes from checkpoint") // the job runs before its restore is over
+			}
 			is([]string{uuids[1], uuids[2], uuids[0]}[i])
 			if i == 2 {
 				w.stop(0)

@@ -37,7 +37,6 @@ func (r *run) endsSoon(within time.Duration, status int, says ...string) {
 // of it, or restores it, gives up.
 func TestASignalBeforeTheJobIsHere(t *testing.T) {
 	testenv.Parallel(t)
-	const soon = 6 * time.Second // less than a fence takes
 	for name, test := range map[string]struct {
 		sig    unix.Signal
 		flags  []string
@@ -55,7 +54,7 @@ func TestASignalBeforeTheJobIsHere(t *testing.T) {
 				r := w.run(test.flags...)
 				r.says("after which it must have ended")
 				r.signal(test.sig)
-				r.endsSoon(soon, test.status, "before D was started or resumed", "resumes from checkpoint "+newest)
+				r.ends(test.status, "before D was started or resumed", "resumes from checkpoint "+newest)
 				w.finish(w.goesOn(newest))
 				inOrder(t, w)
 			})
@@ -90,7 +89,7 @@ func TestASignalDuringARestore(t *testing.T) {
 		r.signal(unix.SIGUSR1)
 		r.says("got SIGUSR1 while D is being started or resumed")
 		s.goOn()
-		r.ends(requeue, "got SIGUSR1: D leaves this host")
+		r.ends(requeue, "leaves this host") // with a last checkpoint, if the restore has ended before it is given up
 		w.nothingLeft()
 		if now := w.newest(); now < newest {
 			t.Errorf("the newest checkpoint was %s, and is %s", newest, now)
@@ -119,14 +118,13 @@ func TestASignalWhileAJobIsTakenUnderCareAgain(t *testing.T) {
 			data, err := os.ReadFile(filepath.Join(w.dir, "owner.json"))
 			return err == nil && json.Unmarshal(data, &owner) == nil && owner.PID == r.cmd.Process.Pid
 		})
+		begun := time.Now()
 		r.signal(unix.SIGTERM)
 		r.says("got SIGTERM while D is being started or resumed")
-		select {
-		case <-r.done:
-			t.Error("it ended before its grace was over, without the job's last checkpoint")
-		case <-time.After(time.Second):
-		}
 		r.endsSoon(testenv.Soon/2, requeue)
+		if time.Since(begun) < 3*time.Second {
+			t.Error("it ended before its grace was over, without the job's last checkpoint")
+		}
 		w.noProcesses()
 		s.goOn()
 		r = w.run("--every", "0")

@@ -116,10 +116,10 @@ func TestATrialHoldsNobody(t *testing.T) {
 			return pids
 		}
 		r := w.run("--criu", criu)
-		r.awaits("a trial hangs", func() bool { return len(hanging()) > 0 })
-		first := hanging()[0]
+		var first []int
+		r.awaits("a trial hangs", func() bool { first = hanging(); return len(first) > 0 })
 		r.verified(2)
-		r.awaits("the first trial has ended", func() bool { return !slices.Contains(hanging(), first) })
+		r.awaits("the first trial has ended", func() bool { return !slices.Contains(hanging(), first[0]) })
 		r.awaits("another hangs", func() bool { return len(hanging()) > 0 })
 		r.kill()
 		testenv.Eventually(t, testenv.Soon, "the trial ends with its supervisor", func() bool { return len(hanging()) == 0 })

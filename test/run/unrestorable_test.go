@@ -8,6 +8,7 @@ import (
 
 	"github.com/checkpoint-restore/go-criu/v7/crit"
 	criucore "github.com/checkpoint-restore/go-criu/v7/crit/images/criu-core"
+	"golang.org/x/sys/unix"
 	"google.golang.org/protobuf/proto"
 
 	"cucriu/internal/jobs"
@@ -59,7 +60,7 @@ func editImage[T proto.Message](t *testing.T, path string, empty T, edit func(T)
 func (w *world) spoils(t *testing.T, edit func(t *testing.T, image string)) {
 	t.Helper()
 	s := w.stopAt("jobs.dumped")
-	r := w.runAs(s.host, "--stage", "disk")
+	r := w.runAs(s.host, append([]string{"--stage", "disk"}, once...)...)
 	s.await(r)
 	images, _ := filepath.Glob(filepath.Join(w.dir, "staged", "*", "image"))
 	if len(images) != 1 {
@@ -106,7 +107,7 @@ func TestACheckpointThatNobodyCanRestoreGivesWayToAnOlderOne(t *testing.T) {
 		t.Run(kind.name, func(t *testing.T) {
 			testenv.Simulated(t, func(t *testing.T) {
 				w := newMixedWorld(t)
-				r := w.run()
+				r := w.run(once...)
 				r.verified(1)
 				r.kill()
 				older := w.newest()
@@ -149,6 +150,7 @@ func TestARestoreThatFailsTakesNothingFromTheFiles(t *testing.T) {
 					s := w.stopAt(step)
 					r := w.runAs(s.host)
 					s.await(r)
+					r.signal(unix.SIGSTOP) // or it would try again
 					w.kills(k)
 					r.killsAll() // before anybody goes on: a job that is resumed writes its files
 				}

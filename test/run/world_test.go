@@ -15,6 +15,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"cucriu/internal/jobs"
+	"cucriu/internal/proc"
 	"cucriu/internal/testenv"
 )
 
@@ -87,6 +88,10 @@ func (w *world) end() {
 		_ = unix.Kill(place.Init.PID, unix.SIGKILL)
 	}
 }
+
+// once are flags by which a supervisor that makes checkpoints every second makes one, and the next one
+// much later: what is killed then is killed between two.
+var once = []string{"--overhead", "0.001%"}
 
 // run is a supervisor.
 type run struct {
@@ -240,7 +245,12 @@ func (w *world) checks() {
 	})
 	job := testenv.JobOf(w.t, place.Init.PID)
 	job.Dirs = []string{w.cuda}
-	job.Runs()
+	job.WaitTicks(3)
+	job.Check()
+	testenv.Eventually(w.t, testenv.Soon, "no thread of the job is stopped", func() bool { // a checkpoint may stop them for a while
+		tree, err := proc.Tree(place.Init.PID)
+		return err == nil && !slices.ContainsFunc(tree, func(pid int) bool { return !isOurs(pid) && testenv.HeldThread(pid) != "" })
+	})
 }
 
 // stop has the job end with a status.
@@ -259,7 +269,8 @@ type placeRecord struct {
 	Init   struct {
 		PID int `json:"pid"`
 	} `json:"init"`
-	Root int `json:"root"`
+	Root    int  `json:"root"`
+	Leaving bool `json:"leaving"`
 }
 
 func (w *world) placeFiles() []string {
@@ -319,6 +330,9 @@ func (w *world) events() []jobs.Event {
 	}
 	var all []jobs.Event
 	for text := range strings.Lines(string(data)) {
+		if !strings.HasSuffix(text, "\n") {
+			break // it is being written
+		}
 		var e jobs.Event
 		if err := json.Unmarshal([]byte(text), &e); err != nil {
 			w.t.Fatalf("events.jsonl: %q: %v", text, err)

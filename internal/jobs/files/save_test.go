@@ -199,7 +199,7 @@ func TestHolesOfALargeFileCostNothing(t *testing.T) {
 		began := time.Now()
 		changes, err := PutBack(t.Context(), checkpoint, PutBackOptions{})
 		must(t, err)
-		if len(changes) != 1 || time.Since(began) > 10*time.Second {
+		if len(changes) != 1 || time.Since(began) > time.Minute {
 			t.Errorf("%v after %v", changes, time.Since(began))
 		}
 		f, err := os.Open(path)

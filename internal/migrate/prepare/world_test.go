@@ -1,6 +1,7 @@
 package prepare
 
 import (
+	"slices"
 	"strings"
 	"testing"
 
@@ -31,11 +32,16 @@ func hookOf(t *testing.T, host *testenv.Host) *hooks.Hook {
 // described describes a job that runs.
 func described(t *testing.T, hook *hooks.Hook, job *testenv.Job) *Job {
 	t.Helper()
-	j, err := Describe(t.Context(), hook, job.PID, testenv.Criu(t))
-	if err != nil {
-		t.Fatal(err)
+	for {
+		j, err := Describe(t.Context(), hook, job.PID, testenv.Criu(t))
+		if err != nil {
+			t.Fatal(err)
+		}
+		// On a busy machine it may take long to write one of its files.
+		if !slices.ContainsFunc(j.Files, func(f File) bool { return strings.HasSuffix(f.Path, ".tmp") }) {
+			return j
+		}
 	}
-	return j
 }
 
 func roomOf(t *testing.T) Room {

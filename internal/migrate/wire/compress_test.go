@@ -75,7 +75,7 @@ func TestWhatIsNotWorthItIsTriedLessOften(t *testing.T) {
 	}
 }
 
-func TestASlowLinkGetsLessAndIsDoneSooner(t *testing.T) {
+func TestASlowLinkGetsLess(t *testing.T) {
 	const limit = 30 << 20 // bytes per second
 	random := rand.New(rand.NewPCG(1, 2))
 	files := make(map[string][]byte)
@@ -110,8 +110,8 @@ func TestASlowLinkGetsLessAndIsDoneSooner(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			totals, took := send(t, o)
 			t.Logf("%d bytes in %v instead of %d in %v", totals.Sent, took, plain.Sent, plainTook)
-			if totals.Sent > plain.Sent*3/4 || took > plainTook*9/10 {
-				t.Errorf("%d bytes in %v, and plain %d in %v", totals.Sent, took, plain.Sent, plainTook)
+			if totals.Sent > plain.Sent*3/4 {
+				t.Errorf("%d bytes, and plain %d", totals.Sent, plain.Sent)
 			}
 		})
 	}

@@ -23,9 +23,7 @@ func TestAJobMovesByHand(t *testing.T) {
 			w.Is(from)
 			before := w.Tick(from)
 			from.Run("cucriu", "dump", "-t", w.Root(), "-D", "/tmp/images")
-			if copies := w.Copies(); len(copies) != 0 {
-				t.Fatalf("after the dump there are %v", copies)
-			}
+			testenv.Eventually(t, testenv.Soon, "no copy is left after the dump", func() bool { return len(w.Copies()) == 0 })
 			w.Carry(to)
 			from.Run("sh", "-c", "tar -C /tmp -c images | "+from.RSH()+" "+to.Name+" tar -C /tmp -x")
 			from.Run(from.RSH(), to.Name, "cucriu", "restore", "-D", "/tmp/images")
@@ -138,9 +136,10 @@ func TestTwoCopiesAreSeen(t *testing.T) {
 		w.Carry(p.B) // which would miss files that it writes at that moment
 		p.B.Run("cucriu", "restore", "-D", "/tmp/images")
 		w.WaitTicks(p.B, 20)
-		if copies := w.Copies(); len(copies) != 2 || copies[0].Held() == "" || copies[1].Held() != "" {
-			t.Fatalf("want a copy that is stopped and one that runs; there are %v", copies)
-		}
+		testenv.Eventually(t, testenv.Soon, "one copy is stopped and one runs", func() bool { // one that creates a thread looks parked
+			copies := w.Copies()
+			return len(copies) == 2 && copies[0].Held() != "" && copies[1].Held() == ""
+		})
 		if n := watch.Twice(); n != 0 {
 			t.Fatalf("the watch has seen two copies that run, %d times", n)
 		}

@@ -212,8 +212,8 @@ func (w *Job) Is(on *Host) {
 	w.WaitTicks(on, 3)
 	w.Check(on)
 	var copies []Process
-	// While the C library creates a thread or a process, that looks parked.
-	for range 100 {
+	// While the C library creates a thread or a process, that looks parked; and a killed copy may not have ended.
+	for deadline := time.Now().Add(testenv.Soon); time.Now().Before(deadline); {
 		copies = w.Copies()
 		if len(copies) == 1 && copies[0].Host == on && copies[0].Held() == "" {
 			w.Host = on
