@@ -244,6 +244,9 @@ func (d *criuSession) do(ctx context.Context) (_ *rpc.CriuResp, err error) {
 		d.options.RPC.LogFile = proto.String(string(d.kind) + ".log")
 	}
 	opts := proto.Clone(d.options.RPC).(*rpc.CriuOpts)
+	if opts.Timeout == nil {
+		opts.Timeout = proto.Uint32(30) // seconds for seizing the tree: threads that wait for a slow disk take longer than criu's 10
+	}
 	config, err := d.configFile()
 	if config != "" {
 		opts.ConfigFile = proto.String(config)
