@@ -46,13 +46,15 @@ func NewHost(t *testing.T, gpus int, options ...string) *Host {
 			t.Fatalf("make a simulated host: %v%s", err, stderrOf(err))
 		}
 		h.Env = append(strings.Split(strings.TrimRight(string(out), "\x00"), "\x00"), "CUCRIU_RUN_DIR="+h.RunDir)
-		// A killed process may still end, and a folder in which it writes cannot be removed.
-		t.Cleanup(func() {
-			for deadline := time.Now().Add(Soon); os.RemoveAll(h.Dir) != nil && time.Now().Before(deadline); {
+	}
+	// A killed process or a watcher may still end, and a folder in which it writes cannot be removed.
+	t.Cleanup(func() {
+		for _, dir := range []string{h.RunDir, h.Dir} {
+			for deadline := time.Now().Add(Soon); os.RemoveAll(dir) != nil && time.Now().Before(deadline); {
 				time.Sleep(10 * time.Millisecond)
 			}
-		})
-	}
+		}
+	})
 	h.Setenv("CUCRIU_CONFIG", h.Config("version: 1\nlock: {timeout: 60s}\n")) // for a busy machine
 	h.Setenv("CUCRIU_CRIU", Criu(t))
 	h.Setenv("COLUMNS", "1000") // for tests that look for text in one line

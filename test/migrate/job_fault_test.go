@@ -7,6 +7,7 @@ import (
 	"strconv"
 	"strings"
 	"testing"
+	"time"
 
 	"cucriu/internal/jobs"
 	"cucriu/internal/testenv"
@@ -16,7 +17,7 @@ import (
 // TestALongJobAndANetworkThatIsCut when the source has decided: the job goes on there once the
 // network is back.
 func TestALongJobAndANetworkThatIsCut(t *testing.T) {
-	testenv.Isolated(t, func(t *testing.T) {
+	testenv.IsolatedFor(t, 10*time.Minute, func(t *testing.T) {
 		p := hosts.New(t, hosts.Options{OneBootID: true})
 		j := startJob(t, p, p.A)
 		stop := j.watch()
@@ -25,10 +26,6 @@ func TestALongJobAndANetworkThatIsCut(t *testing.T) {
 		testenv.WriteFile(t, script, "#!/bin/sh\nwhile [ ! -e "+goOn+" ]; do sleep 0.05; done\n")
 		if err := os.Chmod(script, 0o755); err != nil {
 			t.Fatal(err)
-		}
-		for _, h := range p.Hosts() {
-			h.UseFailpoint("") // for the build that knows haste
-			h.Setenv("CUCRIU_FAILPOINT_HASTE", haste)
 		}
 		p.A.Setenv("CUCRIU_FAILPOINT_MARKS", marks)
 		p.A.UseFailpoint("job.left=run " + script)

@@ -6,6 +6,7 @@ import (
 	"path/filepath"
 	"slices"
 	"testing"
+	"time"
 
 	"cucriu/internal/jobs"
 	"cucriu/internal/testenv"
@@ -35,7 +36,7 @@ var jobSteps = []jobStep{
 
 // TestALongJobIsOnOneHostWhereverAProgramIsKilled, at each step of the move, on both hosts.
 func TestALongJobIsOnOneHostWhereverAProgramIsKilled(t *testing.T) {
-	testenv.Isolated(t, func(t *testing.T) {
+	testenv.IsolatedFor(t, 10*time.Minute, func(t *testing.T) {
 		p := hosts.New(t, hosts.Options{OneBootID: true})
 		j := startJob(t, p, p.A)
 		stop := j.watch()

@@ -5,6 +5,7 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+	"time"
 
 	"cucriu/internal/testenv"
 	"cucriu/internal/testenv/hosts"
@@ -13,7 +14,7 @@ import (
 // TestALongJobThatCannotBeResumedThereGoesOnHere, also if a program is killed while it is given
 // back.
 func TestALongJobThatCannotBeResumedThereGoesOnHere(t *testing.T) {
-	testenv.Isolated(t, func(t *testing.T) {
+	testenv.IsolatedFor(t, 10*time.Minute, func(t *testing.T) {
 		p := hosts.New(t, hosts.Options{OneBootID: true})
 		j := startJob(t, p, p.A)
 		stop := j.watch()

@@ -274,8 +274,8 @@ func watchRules(t *testing.T, on *hosts.Host, marks string) bool {
 	dir := t.TempDir()
 	watching := filepath.Join(dir, "iptables")
 	testenv.WriteFile(t, watching, fmt.Sprintf(`#!/bin/sh
-case " $* " in *" -D "*) if [ -e "$RULES/root" ]; then
-	if grep -qs '^State:[[:space:]]*[^XZ]' /proc/$(cat $RULES/root)/status;
+case " $* " in *" -D "*) if [ -n "$RULES" ] && [ -e "$RULES/root" ]; then
+	if grep -qs '^State:[[:space:]]*[^XZ[:space:]]' /proc/$(cat $RULES/root)/status;
 	then tr '\0' ' ' </proc/$PPID/cmdline >>$RULES/early;
 		grep '^State' /proc/$(cat $RULES/root)/status >>$RULES/early;
 	else touch $RULES/late; fi

@@ -7,8 +7,6 @@ import (
 	"strings"
 	"testing"
 
-	"golang.org/x/sys/unix"
-
 	"cucriu/internal/testenv"
 )
 
@@ -124,8 +122,7 @@ func TestALogThatHasGrownIsCutOnRequest(t *testing.T) {
 		testenv.Exits(t, host, 0, "dump", "-t", w.Root(), "-D", images, "--leave-running")
 		before := len(w.log(t)) // a job that runs on writes on
 		testenv.Eventually(t, testenv.Soon, "the log grows", func() bool { return len(w.log(t)) > before })
-		_ = unix.Kill(-w.PID, unix.SIGKILL)
-		testenv.Eventually(t, testenv.Soon, "the job is gone", w.Gone)
+		w.Kill()
 		grown := w.log(t)
 		as := func(when string) {
 			t.Helper()
@@ -163,8 +160,7 @@ func TestALogThatHasGrownIsCutOnRequest(t *testing.T) {
 			t.Helper()
 			w.Runs()
 			w.wrote(t)
-			_ = unix.Kill(-w.PID, unix.SIGKILL)
-			testenv.Eventually(t, testenv.Soon, "the job is gone", w.Gone)
+			w.Kill()
 		}
 		kill("restore.back.fill") // and brought to its end
 		testenv.Exits(t, host, testenv.StatusRefused, "restore", "-D", images)

@@ -74,6 +74,7 @@ func (n *pidNamespace) dump(root int, images string) {
 	if run.Err != nil {
 		n.t.Fatalf("criu dump: %v\n%s", run.Err, run.Lines())
 	}
+	testenv.Eventually(n.t, testenv.Soon, "the job is gone", testenv.JobOf(n.t, root).Gone) // criu does not wait for it
 }
 
 // awaitReaped waits until no ended process in the namespace keeps its pid.
@@ -123,7 +124,6 @@ func TestAJobIsRestoredIntoAnExistingPIDNamespace(t *testing.T) {
 		}
 		images := t.TempDir()
 		namespace.dump(job.PID, images)
-		testenv.Eventually(t, testenv.Soon, "the job is gone", job.Gone)
 		// Outside, another process has the pid that the root had inside.
 		if run := namespace.restore(images); run.Err != nil {
 			t.Fatalf("criu restore: %v\n%s", run.Err, run.Lines())
