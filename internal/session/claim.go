@@ -8,6 +8,7 @@ import (
 	"path/filepath"
 	"strconv"
 	"strings"
+	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -52,7 +53,7 @@ func (c *ImageClaim) Take(ctx context.Context, last bool) error {
 			return fmt.Errorf("image directory: %w", err)
 		}
 	}
-	for {
+	for begun := time.Now(); ; {
 		err := unix.Flock(int(dir.Fd()), unix.LOCK_EX|unix.LOCK_NB)
 		switch {
 		case errors.Is(err, unix.EINTR):
@@ -69,12 +70,22 @@ func (c *ImageClaim) Take(ctx context.Context, last bool) error {
 		if again {
 			continue
 		}
+		if errors.Is(err, errLocked) && time.Since(begun) < exitTime {
+			time.Sleep(10 * time.Millisecond)
+			continue
+		}
 		if err != nil || c.File == nil {
 			dir.Close()
 		}
 		return err
 	}
 }
+
+// errLocked is the error for a directory that nobody is known to have claimed.
+var errLocked = errors.New("is in use by another dump, or locked by another program: nothing was touched; dump into another directory")
+
+// exitTime is how long a watcher that has ended may take to give its lock back.
+const exitTime = time.Second
 
 // claimedByOther decides what to do about a directory that somebody else has claimed, and reports
 // whether to try again. If not, and without an error, the claim is left for later, or an ancestor's
@@ -109,7 +120,7 @@ func (c *ImageClaim) claimedByOther(ctx context.Context, dir *os.File, last bool
 		c.File = dir
 		return false, nil
 	}
-	return false, fmt.Errorf("image directory %s is in use by another dump, or locked by another program: nothing was touched; dump into another directory", c.Name)
+	return false, fmt.Errorf("image directory %s %w", c.Name, errLocked)
 }
 
 // heldByAncestor reports whether an ancestor of a process has locked a directory. An ancestor locks it
