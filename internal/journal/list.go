@@ -6,6 +6,7 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"sync"
 
 	"golang.org/x/sys/unix"
 
@@ -28,8 +29,12 @@ func list(runDir string) (sessions []*Session, newer, err error) {
 		return nil, nil, err
 	}
 	sessions = []*Session{} // not nil, which would be null in JSON and not a list
+	listed.Lock()
+	defer listed.Unlock()
+	before, now := listed.of[runDir], make(map[string]closedRecord)
+	defer func() { listed.of[runDir] = now }()
 	for _, dir := range dirs {
-		s, err := Read(dir)
+		s, err := before[dir].read(dir, now)
 		switch {
 		case err == nil:
 			sessions = append(sessions, s)
@@ -41,6 +46,32 @@ func list(runDir string) (sessions []*Session, newer, err error) {
 	}
 	slices.SortFunc(sessions, func(a, b *Session) int { return a.Created.Compare(b.Created) })
 	return sessions, newer, nil
+}
+
+// listed are records of closed sessions, by run directory and by the session's, since a dump lists them some
+// ten times.
+var listed = struct {
+	sync.Mutex
+	of map[string]map[string]closedRecord
+}{of: make(map[string]map[string]closedRecord)}
+
+type closedRecord struct {
+	file   os.FileInfo
+	record Record
+}
+
+// read reads a session, unless its file is the one that was read before, and notes what may be used again.
+func (c closedRecord) read(dir string, now map[string]closedRecord) (*Session, error) {
+	file, statErr := os.Lstat(filepath.Join(dir, recordFile))
+	if statErr == nil && c.file != nil && os.SameFile(file, c.file) && file.ModTime().Equal(c.file.ModTime()) && file.Size() == c.file.Size() {
+		now[dir] = c
+		return &Session{Record: c.record, dir: dir}, nil
+	}
+	s, err := Read(dir)
+	if statErr == nil && err == nil && s.Outcome != "" && s.Hold == nil {
+		now[dir] = closedRecord{file, s.Record}
+	}
+	return s, err
 }
 
 // Dirs returns the directories of all sessions. sessions is the directory that [MakeSessionsDir] returns.

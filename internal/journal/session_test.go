@@ -101,6 +101,29 @@ func TestTheRunDirectoryMustBeOurs(t *testing.T) {
 	}
 }
 
+// TestAClosedSessionIsListedAsItIs, although it is read only once as long as it does not change.
+func TestAClosedSessionIsListedAsItIs(t *testing.T) {
+	runDir := t.TempDir()
+	s := testSession(t, runDir, 1)
+	for _, outcome := range []Outcome{"", OutcomeRunning, OutcomeRunning, OutcomeKilled, ""} {
+		if err := closed(s, outcome); err != nil {
+			t.Fatal(err)
+		}
+		for range 2 {
+			all, err := List(runDir)
+			if err != nil || len(all) != 1 || all[0].Outcome != outcome || all[0].Dir() != s.Dir() {
+				t.Fatalf("%v, %v; want outcome %q", all, err, outcome)
+			}
+		}
+	}
+	if err := os.RemoveAll(s.Dir()); err != nil {
+		t.Fatal(err)
+	}
+	if all, err := List(runDir); err != nil || len(all) != 0 {
+		t.Fatalf("%v, %v; want none", all, err)
+	}
+}
+
 func TestOldClosedSessionsAreDroppedAndOpenOnesKept(t *testing.T) {
 	runDir := t.TempDir()
 	open := testSession(t, runDir, 1)
