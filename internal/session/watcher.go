@@ -34,6 +34,9 @@ func FindWatcher() ([]string, error) {
 	return nil, fmt.Errorf("%s, which watches over a job during its dump, is neither in PATH nor beside %s nor in /usr/libexec/cucriu", name, self)
 }
 
+// startPatience is how long a watcher may take to start.
+const startPatience = time.Minute
+
 // StartWatcher starts the watcher and waits until it has hold of criu. From then on the job is restored,
 // whichever program is killed. The watcher keeps the files open, from descriptor journal.FirstWatcherFD
 // on.
@@ -67,7 +70,7 @@ func (s *Session) StartWatcher(files ...*os.File) error {
 	if err != nil {
 		return fmt.Errorf("start the watcher: %w", err)
 	}
-	_ = ready.SetReadDeadline(time.Now().Add(10 * time.Second))
+	_ = ready.SetReadDeadline(time.Now().Add(startPatience))
 	if _, err := io.ReadFull(ready, make([]byte, 1)); err != nil {
 		_ = cmd.Process.Kill()
 		_ = cmd.Wait()

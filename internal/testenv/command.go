@@ -27,7 +27,7 @@ const (
 func Exits(t testing.TB, host *Host, status int, args ...string) string {
 	t.Helper()
 	cmd := host.CucriuCommand(args...)
-	watchdog := time.AfterFunc(time.Minute, func() { _ = cmd.Process.Kill() })
+	watchdog := time.AfterFunc(3*Soon, func() { _ = cmd.Process.Kill() })
 	defer watchdog.Stop()
 	out, err := cmd.CombinedOutput()
 	if code := ExitStatus(err); code != status {

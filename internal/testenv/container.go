@@ -268,7 +268,7 @@ func (c *Container) command(args ...string) *exec.Cmd {
 	if err := os.Symlink(Criu(c.host.t), filepath.Join(dir, "criu")); err != nil && !os.IsExist(err) {
 		c.host.t.Fatal(err)
 	}
-	ctx, cancel := context.WithTimeout(c.host.t.Context(), time.Minute)
+	ctx, cancel := context.WithTimeout(c.host.t.Context(), 3*Soon)
 	c.host.t.Cleanup(cancel)
 	cmd := exec.CommandContext(ctx, Runc(c.host.t), append([]string{"--root", filepath.Join(c.bundle, "state")}, args...)...)
 	cmd.Env = append(slices.Clone(c.host.Env), "PATH="+dir+":"+os.Getenv("PATH"), "HOME="+c.home())

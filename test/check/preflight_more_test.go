@@ -76,7 +76,7 @@ func TestCriuInsideTheTreeIsFoundBeforehand(t *testing.T) {
 func TestADevThatHangsEndsTheDumpAtTheDeadline(t *testing.T) {
 	testenv.Simulated(t, func(t *testing.T) {
 		host := testenv.NewHost(t, 1)
-		host.Setenv("CUCRIU_CONFIG", host.Config("version: 1\nlock: {timeout: 1s}\n"))
+		host.Setenv("CUCRIU_CONFIG", host.Config("version: 1\nlock: {timeout: 5s}\n"))
 		job := host.StartUnder([]string{"/usr/bin/unshare", "-m"}, 1)
 		server, err := os.OpenFile("/dev/fuse", os.O_RDWR, 0)
 		if err != nil {

@@ -129,7 +129,7 @@ func TestAJobThatIsNotBackYet(t *testing.T) {
 		t.Run(strings.ReplaceAll(test.name, " ", "-"), func(t *testing.T) {
 			testenv.Isolated(t, func(t *testing.T) {
 				host := testenv.NewHost(t, 1)
-				host.Setenv("CUCRIU_CONFIG", host.Config("version: 1\nlock: {timeout: 2s, try: 1s}\n")) // how long a dump waits for the watcher
+				host.Setenv("CUCRIU_CONFIG", host.Config("version: 1\nlock: {timeout: 6s, try: 1s}\n")) // how long a dump waits for the watcher
 				job := host.Start(1)
 				args := []string{"suspend", "-p", job.Root()}
 				if test.command == "dump" {

@@ -198,7 +198,7 @@ func TestStatusKeepsWhyTheHookFailed(t *testing.T) {
 func TestRecoverNamesAFailingWatcher(t *testing.T) {
 	testenv.Isolated(t, func(t *testing.T) {
 		b := newBench(t)
-		b.Setenv("CUCRIU_CONFIG", b.Config("version: 1\nlock: {timeout: 2s, try: 1s}\n"))
+		b.Setenv("CUCRIU_CONFIG", b.Config("version: 1\nlock: {timeout: 6s, try: 1s}\n"))
 		b.Faults("checkpoint return 999", "unlock return 999")
 		_, stderr, status := b.run(t, "dump", "-t", b.job.Root(), "-D", "images")
 		if status != 4 || !strings.Contains(stderr, "the job is not recovered yet") {

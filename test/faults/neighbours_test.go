@@ -39,7 +39,7 @@ func newNeighbours(t *testing.T, host *testenv.Host) *neighbours {
 		t.Fatal(err)
 	}
 	n.cuda = host.StartProgram(program, 1, "--gpus", "1", "--mib", "1", "--tick-ms", "20")
-	config := host.Config("version: 1\nlock: {timeout: 5s, try: 1s}\n")
+	config := host.Config("version: 1\nlock: {timeout: 20s, try: 1s}\n")
 	n.script = testenv.Script(t, fmt.Sprintf(`exec </dev/null >>%[1]s.log 2>&1
 export CUCRIU_FAILPOINT= CUCRIU_CONFIG=%[2]s
 for pid in %[3]d %[4]d; do
