@@ -1,9 +1,11 @@
 package testenv
 
 import (
+	"context"
 	"encoding/json"
 	"fmt"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"slices"
 	"strconv"
@@ -101,6 +103,16 @@ func (h *Host) newJob(processes int) *Job {
 	return job
 }
 
+// reap waits for a program. To wait for it before it has ended would take its stops from a tracer in this
+// process.
+func reap(cmd *exec.Cmd) {
+	if p, err := proc.Open(cmd.Process.Pid); err == nil {
+		_ = p.WaitExit(context.Background())
+		p.Close()
+	}
+	_ = cmd.Wait()
+}
+
 // Spawn starts a program so that criu can dump it: in a session of its own, with standard
 // streams that exist inside the namespaces. If the test fails, its stderr is shown.
 func (h *Host) Spawn(dir, name string, args ...string) int {
@@ -122,7 +134,7 @@ func (h *Host) Spawn(dir, name string, args ...string) int {
 	if err := cmd.Start(); err != nil {
 		h.t.Fatal(err)
 	}
-	go func() { _ = cmd.Wait() }()
+	go reap(cmd)
 	h.t.Cleanup(func() {
 		_ = unix.Kill(-cmd.Process.Pid, unix.SIGKILL)
 		if data, _ := os.ReadFile(log.Name()); h.t.Failed() && len(data) > 0 {
