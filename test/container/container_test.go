@@ -192,6 +192,9 @@ func TestTheContainerIsPutBackAsFoundIfCriuFails(t *testing.T) {
 				if run := container.TryCheckpoint(); run.Err == nil {
 					t.Fatal("the checkpoint succeeded")
 				}
+				if paused { // the watcher may put the pause back after criu has ended
+					testenv.Eventually(t, testenv.Soon, "the container is paused", func() bool { return container.State() == "paused" })
+				}
 				wantAsFound(t, container, paused)
 				host.WaitOutcome("running")
 			})

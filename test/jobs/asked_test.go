@@ -65,9 +65,14 @@ func (a *asked) run(flags ...string) {
 	super := a.super
 	a.t.Cleanup(func() { // whatever is left of a test that has failed
 		_ = super.Process.Kill()
-		for _, pid := range a.placeInits() {
+		inits := a.placeInits()
+		for _, pid := range inits {
 			_ = unix.Kill(pid, unix.SIGKILL)
 		}
+		// What still ends may write into a folder that is removed next.
+		testenv.Eventually(a.t, testenv.Soon, "the supervisor and the sandbox have ended", func() bool {
+			return !slices.ContainsFunc(append(inits, super.Process.Pid), func(pid int) bool { return testenv.JobOf(a.t, pid).Alive() })
+		})
 	})
 	testenv.Eventually(a.t, 3*testenv.Soon, "the job is under care", func() bool {
 		state, supervisor := a.stateBy() // for a moment it is what the last supervisor wrote

@@ -70,11 +70,17 @@ func (n *pidNamespace) dump(root int, images string) {
 	if err := unix.Stat(n.file, &stat); err != nil {
 		n.t.Fatal(err)
 	}
+	pids, err := proc.Tree(root)
+	if err != nil {
+		n.t.Fatal(err)
+	}
 	run := n.host.RunCriu("dump", images, "-t", fmt.Sprint(root), "--external", fmt.Sprintf("pid[%d]:extRootPidNS", stat.Ino))
 	if run.Err != nil {
 		n.t.Fatalf("criu dump: %v\n%s", run.Err, run.Lines())
 	}
-	testenv.Eventually(n.t, testenv.Soon, "the job is gone", testenv.JobOf(n.t, root).Gone) // criu does not wait for it
+	testenv.Eventually(n.t, testenv.Soon, "the job is gone", func() bool { // criu does not wait for it
+		return !slices.ContainsFunc(pids, func(pid int) bool { return !testenv.JobOf(n.t, pid).Gone() })
+	})
 }
 
 // awaitReaped waits until no ended process in the namespace keeps its pid.

@@ -136,8 +136,7 @@ func TestRestoreIsRefusedWhileMemoryIsShort(t *testing.T) {
 		if run.Err == nil || job.Alive() || !strings.Contains(run.Log, "MiB free") {
 			t.Fatalf("restored with too little GPU memory: %v\n%s", run.Err, run.Lines())
 		}
-		other.Signal(unix.SIGKILL)
-		testenv.Eventually(t, testenv.Soon, "the other job ends", func() bool { return !other.Alive() })
+		other.Kill() // its memory is free when its last thread has ended
 		host.Restore(images)
 		job.Runs()
 	})
@@ -160,7 +159,9 @@ func TestATreeWithoutCUDAIsLeftToCriu(t *testing.T) {
 		host.Setenv("CUCRIU_LIBCUDA", "/nonexistent/libcuda.so.1")
 		pid := host.Spawn(t.TempDir(), "/bin/sleep", "1000")
 		job := testenv.JobOf(t, pid)
-		host.Restore(host.Dump(job))
+		images := host.Dump(job)
+		testenv.Eventually(t, testenv.Soon, "sleep is reaped", job.Gone) // the hook waits for that only if there is CUDA
+		host.Restore(images)
 		if !job.Alive() {
 			t.Fatal("sleep is gone")
 		}
@@ -322,6 +323,7 @@ func TestProcessesWithoutCUDAWaitForTheGPUState(t *testing.T) {
 		host.Faults("restore delay 500ms", "restore return 999")
 		run := host.TryRestore(images)
 		testenv.Eventually(t, testenv.Soon, "the job is ended", job.Gone)
+		testenv.Eventually(t, testenv.Soon, "the restore is taken to an end", func() bool { return host.RestoreOutcome() != "" })
 		if host.RestoreOutcome() != "killed" {
 			t.Fatalf("outcome %s\n%s", host.RestoreOutcome(), run.Lines())
 		}

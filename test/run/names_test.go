@@ -15,8 +15,8 @@ import (
 // cudaSocket returns the name of the socket of the world's CUDA process, without the NUL at its end.
 func (w *world) cudaSocket() string {
 	w.t.Helper()
-	var place *placeRecord // it is written anew now and then
-	testenv.Eventually(w.t, testenv.Soon, "the job has a sandbox", func() bool { place = w.place(); return place != nil })
+	var place *placeRecord // the job may run before it is written
+	testenv.Eventually(w.t, testenv.Soon, "the job has a sandbox", func() bool { place = w.place(); return place != nil && place.Root != 0 })
 	var namespace unix.Stat_t
 	if err := unix.Stat(fmt.Sprintf("/proc/%d/ns/pid", place.Init.PID), &namespace); err != nil {
 		w.t.Fatal(err)

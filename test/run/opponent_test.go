@@ -7,6 +7,7 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -62,19 +63,28 @@ func TestNobodyHoldsWhatTheSupervisorInherited(t *testing.T) {
 	})
 }
 
-// free fails the test if anybody but the supervisor has the file open.
+// free fails the test if anybody but the supervisor has the file open, and keeps it: what the supervisor
+// starts has it until it becomes its program.
 func free(t *testing.T, r *run, file string) {
 	t.Helper()
-	for _, pid := range testenv.PIDs() {
-		if pid == r.cmd.Process.Pid || pid == os.Getpid() {
-			continue
-		}
-		for _, fd := range glob(fmt.Sprintf("/proc/%d/fd", pid), "*") {
-			if path, err := os.Readlink(fd); err == nil && path == file {
-				t.Errorf("process %d (%s) holds %s, descriptor %s", pid, strings.Join(testenv.CommandLine(pid), " "), path, filepath.Base(fd))
+	var held []string
+	for begin := time.Now(); time.Since(begin) < testenv.Soon; time.Sleep(5 * time.Millisecond) {
+		held = nil
+		for _, pid := range testenv.PIDs() {
+			if pid == r.cmd.Process.Pid || pid == os.Getpid() {
+				continue
+			}
+			for _, fd := range glob(fmt.Sprintf("/proc/%d/fd", pid), "*") {
+				if path, err := os.Readlink(fd); err == nil && path == file {
+					held = append(held, fmt.Sprintf("process %d (%s), descriptor %s", pid, strings.Join(testenv.CommandLine(pid), " "), filepath.Base(fd)))
+				}
 			}
 		}
+		if len(held) == 0 {
+			return
+		}
 	}
+	t.Errorf("%s is held by %v", file, held)
 }
 
 // TestAReaderThatDoesNotReadKeepsNobodyWaiting: the status of a preempted job must be told.

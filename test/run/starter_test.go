@@ -53,7 +53,7 @@ func startRunTo(t *testing.T, host *testenv.Host, log *os.File, parent []string,
 	}, parent, 1, args...)
 	t.Cleanup(func() {
 		_ = s.starter.Process.Kill()
-		_ = unix.Kill(-s.PID, unix.SIGKILL)
+		s.Kill() // what still ends may write into a folder that is removed next
 	})
 	return s
 }

@@ -27,6 +27,12 @@ func rename(t *testing.T, from, to string) {
 	}
 }
 
+// remove removes a directory into which a supervisor may write its log meanwhile.
+func remove(t *testing.T, dir string) {
+	t.Helper()
+	testenv.Eventually(t, testenv.Soon, dir+" is removed", func() bool { return os.RemoveAll(dir) == nil })
+}
+
 func copyTree(t *testing.T, from, to string) {
 	t.Helper()
 	if out, err := exec.Command("cp", "-a", from, to).CombinedOutput(); err != nil {
@@ -50,9 +56,7 @@ func unmount(t *testing.T, target string) {
 func vanishes() map[string]vanish {
 	aside := func(t *testing.T, w *world) { rename(t, w.dir, w.dir+".aside") }
 	bring := func(t *testing.T, w *world) {
-		if err := os.RemoveAll(w.dir); err != nil {
-			t.Fatal(err)
-		}
+		remove(t, w.dir)
 		rename(t, w.dir+".aside", w.dir)
 	}
 	return map[string]vanish{
@@ -187,7 +191,7 @@ func TestABackupInThePlaceOfTheDirectoryEndsNothing(t *testing.T) {
 		begun := w.report().UpMS
 		testenv.Eventually(t, 3*testenv.Soon, "a look", func() bool { return w.report().UpMS > begun+6000 })
 		w.onlyOnce(t)
-		must(t, os.RemoveAll(w.dir))
+		remove(t, w.dir)
 		rename(t, aside, w.dir)
 		w.checkpoint()
 		w.finish(r)

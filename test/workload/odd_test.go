@@ -162,7 +162,8 @@ func tryOdd(t *testing.T, kind, finding string, cuda bool) {
 	asItWas := func() {
 		t.Helper()
 		testenv.WriteFile(t, in("ask"), "")
-		testenv.Eventually(t, testenv.Soon, "the odd process answers", func() bool { return testenv.Exists(in("answer")) })
+		// It removes the request last: one that is made before would be lost.
+		testenv.Eventually(t, testenv.Soon, "the odd process answers", func() bool { return testenv.Exists(in("answer")) && !testenv.Exists(in("ask")) })
 		if answer, err := os.ReadFile(in("answer")); err != nil || string(answer) != "as it was" {
 			t.Fatalf("%s: %v", answer, err)
 		}
@@ -214,7 +215,7 @@ func cucriu(t *testing.T, host *testenv.Host, args ...string) (out string, statu
 		args = append(args, "--criu", testenv.Criu(t))
 	}
 	cmd := host.CucriuCommand(args...)
-	watchdog := time.AfterFunc(time.Minute, func() { _ = cmd.Process.Kill() })
+	watchdog := time.AfterFunc(3*testenv.Soon, func() { _ = cmd.Process.Kill() })
 	defer watchdog.Stop()
 	var output strings.Builder
 	cmd.Stdout = &output

@@ -149,9 +149,10 @@ func newOdd(t *testing.T, kind string) (*testenv.Host, oddProcess) {
 // asItWas has the process look whether it is still what it was.
 func (p oddProcess) asItWas() {
 	p.t.Helper()
-	answer := filepath.Join(p.dir, "answer")
-	testenv.WriteFile(p.t, filepath.Join(p.dir, "ask"), "")
-	testenv.Eventually(p.t, testenv.Soon, "the odd process answers", func() bool { return testenv.Exists(answer) })
+	ask, answer := filepath.Join(p.dir, "ask"), filepath.Join(p.dir, "answer")
+	testenv.WriteFile(p.t, ask, "")
+	// It removes the request last: one that is made before would be lost.
+	testenv.Eventually(p.t, testenv.Soon, "the odd process answers", func() bool { return testenv.Exists(answer) && !testenv.Exists(ask) })
 	if text, err := os.ReadFile(answer); err != nil || string(text) != "as it was" {
 		p.t.Fatalf("%s: %v", text, err)
 	}
