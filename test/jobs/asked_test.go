@@ -3,7 +3,6 @@ package jobs
 import (
 	"bytes"
 	"encoding/json"
-	"errors"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -175,21 +174,19 @@ func (a *asked) standsStill() {
 	if err != nil || len(tree) < 2 {
 		a.t.Fatalf("the tree of the sandbox: %v %v", tree, err)
 	}
+	var job []int // beside it there may be programs of the killed supervisor, which are about to end
 	for _, pid := range tree[1:] {
-		p, err := proc.Open(pid)
-		if errors.Is(err, proc.ErrGone) {
-			continue
+		if testenv.CommandLine(pid)[0] == a.command[0] {
+			job = append(job, pid)
 		}
-		if err != nil {
-			a.t.Fatal(err)
-		}
-		defer p.Close()
-		if p.Exiting() || testenv.ProcessName(pid) == "cucriu" {
-			continue // a program of the supervisor's, which was killed with it, or a watcher that is about to end
-		}
+	}
+	if len(job) == 0 {
+		a.t.Errorf("no process of %v in the sandbox", tree)
+	}
+	for _, pid := range job {
 		if stopped, err := proc.Stopped(pid); err != nil || !stopped {
 			states, _ := proc.ThreadStates(pid)
-			a.t.Errorf("process %d of %d in the sandbox runs: %q %v", pid, len(tree)-1, states, err)
+			a.t.Errorf("process %d in the sandbox runs: %q %v", pid, states, err)
 		}
 	}
 }
