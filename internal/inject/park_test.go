@@ -136,7 +136,7 @@ func TestAThreadThatIsNotParkedRunsOn(t *testing.T) {
 		before := p.rounds()
 		p.wantWaiting(t, parked)
 		runs := false
-		for deadline := time.Now().Add(5 * time.Second); !runs && time.Now().Before(deadline); time.Sleep(time.Millisecond) {
+		for deadline := time.Now().Add(20 * time.Second); !runs && time.Now().Before(deadline); time.Sleep(time.Millisecond) {
 			runs = p.rounds()[compute] > before[compute]+2
 		}
 		now := p.rounds()

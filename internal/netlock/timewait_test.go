@@ -5,11 +5,15 @@ import (
 	"errors"
 	"net"
 	"net/netip"
+	"os"
 	"runtime"
+	"slices"
 	"testing"
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"cucriu/internal/proc"
 )
 
 // closedConnection returns the address of a listener that has closed a connection, which the kernel
@@ -28,7 +32,17 @@ func closedConnection(t *testing.T, address string) netip.AddrPort {
 		t.Fatalf("read %d bytes: %v", n, err)
 	}
 	must(t, client.Close())
-	return netip.MustParseAddrPort(l.Addr().String())
+	ours := netip.MustParseAddrPort(l.Addr().String())
+	for deadline := time.Now().Add(time.Minute); ; time.Sleep(time.Millisecond) { // a busy kernel delivers packets late
+		sockets, err := proc.TCPSockets(os.Getpid())
+		must(t, err)
+		if slices.ContainsFunc(sockets, func(s proc.TCPSocket) bool { return s.Local == ours && s.State == unix.BPF_TCP_TIME_WAIT }) {
+			return ours
+		}
+		if time.Now().After(deadline) {
+			t.Fatalf("no connection of %v is in TIME_WAIT", ours)
+		}
+	}
 }
 
 func TestAddressesAreFreed(t *testing.T) {

@@ -17,6 +17,9 @@ func TestTCPSocketsAreRead(t *testing.T) {
 		conn, err := net.Dial("tcp", netip.AddrPortFrom(netip.MustParseAddr(dial), at.Port()).String())
 		must(t, err)
 		defer conn.Close()
+		served, err := listener.Accept() // our end may know of the connection before the other one
+		must(t, err)
+		defer served.Close()
 		sockets, err := TCPSockets(os.Getpid())
 		must(t, err)
 		local, remote := conn.LocalAddr().(*net.TCPAddr).AddrPort(), conn.RemoteAddr().(*net.TCPAddr).AddrPort()

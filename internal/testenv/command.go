@@ -6,6 +6,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -52,6 +53,25 @@ func FailingExits(t testing.TB, host *Host, status int, says, point string, args
 	if ExitStatus(err) != status || !strings.Contains(out, says) {
 		t.Errorf("cucriu %s: %v, want exit status %d and %q\n%s", args[0], err, status, says, out)
 	}
+}
+
+// Output is what a command prints. It can be read while the command runs.
+type Output struct {
+	mutex sync.Mutex
+	text  strings.Builder
+}
+
+func (o *Output) Write(p []byte) (int, error) {
+	o.mutex.Lock()
+	defer o.mutex.Unlock()
+	return o.text.Write(p)
+}
+
+// String returns what was printed until now.
+func (o *Output) String() string {
+	o.mutex.Lock()
+	defer o.mutex.Unlock()
+	return o.text.String()
 }
 
 // ExitStatus returns the exit status of a command; 0 if it succeeded, -1 if a signal ended it or it

@@ -76,15 +76,25 @@ func (h *Host) run(verb, dir string, cmd *exec.Cmd) CriuRun {
 }
 
 // Dump dumps a job and fails the test if that does not succeed. Afterwards the job is gone,
-// unless args tell criu to leave it running. In that case Dump repeats until the image can
-// be restored although the job has gone on.
+// with its pids and its GPU memory, unless args tell criu to leave it or to take it from a
+// control group, which must be thawed before it can end. If it is left running, Dump repeats
+// until the image can be restored although the job has gone on.
 func (h *Host) Dump(j *Job, args ...string) string {
 	h.t.Helper()
+	leaves := slices.ContainsFunc(args, func(arg string) bool {
+		return arg == "-R" || arg == "-s" || strings.HasPrefix(arg, "--leave-")
+	})
+	tree, _ := proc.Tree(j.PID) // criu says what is wrong with the pid
 	for {
 		dir := filepath.Join(h.t.TempDir(), "images")
 		run := h.TryDump(j, dir, args...)
 		if run.Err != nil {
 			h.t.Fatalf("criu dump: %v\n%s", run.Err, run.Lines())
+		}
+		if !leaves && !slices.Contains(args, "--freeze-cgroup") {
+			Eventually(h.t, Soon, "what criu has killed is reaped", func() bool { // criu does not wait for it
+				return !slices.ContainsFunc(tree, func(pid int) bool { return processState(pid) != 0 })
+			})
 		}
 		if !slices.Contains(args, "--leave-running") || !CaughtWriting(h.t, dir) {
 			return dir

@@ -14,7 +14,7 @@ import (
 )
 
 // Soon is how long to wait for what should happen at once, on a busy machine.
-const Soon = 60 * time.Second
+const Soon = 2 * time.Minute
 
 // Script writes an action script.
 func Script(t testing.TB, body string) string {

@@ -59,7 +59,7 @@ func Simulated(t *testing.T, test func(*testing.T)) {
 // pid. Isolated needs root.
 func Isolated(t *testing.T, test func(*testing.T)) {
 	t.Helper()
-	IsolatedFor(t, 8*time.Minute, test)
+	IsolatedFor(t, 12*time.Minute, test)
 }
 
 // IsolatedFor is [Isolated] with a time limit of its own.

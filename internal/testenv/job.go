@@ -137,15 +137,20 @@ func (h *Host) Spawn(dir, name string, args ...string) int {
 	}
 	go reap(cmd)
 	h.t.Cleanup(func() {
-		// What still ends may write into a folder that is removed next.
-		for begin := time.Now(); unix.Kill(-cmd.Process.Pid, unix.SIGKILL) == nil && time.Since(begin) < 10*time.Second; {
-			time.Sleep(5 * time.Millisecond)
-		}
+		KillGroup(cmd.Process.Pid)
 		if data, _ := os.ReadFile(log.Name()); h.t.Failed() && len(data) > 0 {
 			h.t.Logf("stderr of %s:\n%s", filepath.Base(name), data)
 		}
 	})
 	return cmd.Process.Pid
+}
+
+// KillGroup ends a group of processes, and waits until it is gone: what still ends may write into a folder
+// that is removed next.
+func KillGroup(leader int) {
+	for begin := time.Now(); unix.Kill(-leader, unix.SIGKILL) == nil && time.Since(begin) < Soon/4; {
+		time.Sleep(5 * time.Millisecond)
+	}
 }
 
 // For returns the job for another test or subtest, with only its first processes.

@@ -100,9 +100,11 @@ func startNeedy(t *testing.T, host *testenv.Host, script string) *testenv.Job {
 		t.Cleanup(func() { listener.Close() })
 		go func() {
 			for {
-				if _, err := listener.Accept(); err != nil {
+				conn, err := listener.Accept()
+				if err != nil {
 					return
 				}
+				defer conn.Close() // it stays open until then, whenever garbage is collected
 			}
 		}()
 		script = strings.ReplaceAll(script, "PORT", strconv.Itoa(listener.Addr().(*net.TCPAddr).Port))

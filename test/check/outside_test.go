@@ -154,7 +154,7 @@ func writingInto(t *testing.T, host *testenv.Host, noted string) *testenv.Job {
 		}
 		writer.Close()
 		go func() { _ = cmd.Wait() }()
-		t.Cleanup(func() { _ = unix.Kill(-cmd.Process.Pid, unix.SIGKILL) })
+		t.Cleanup(func() { testenv.KillGroup(cmd.Process.Pid) })
 		return cmd.Process.Pid
 	}, []string{"/bin/sh", "-c", `(while echo line; do printf . >>"$0"; sleep 0.02; done) & exec "$@"`, noted}, 1)
 	return job
@@ -237,7 +237,7 @@ func TestARestoreWithoutATerminalIsForetold(t *testing.T) {
 				t.Fatal(err)
 			}
 			go func() { _ = cmd.Wait() }()
-			t.Cleanup(func() { _ = unix.Kill(-cmd.Process.Pid, unix.SIGKILL) })
+			t.Cleanup(func() { testenv.KillGroup(cmd.Process.Pid) })
 			return cmd.Process.Pid
 		}, nil, 1)
 		images := testenv.NewImages(t)

@@ -150,6 +150,7 @@ func TestAnImageInMemoryAndTheStagingMemoryAreAddedUp(t *testing.T) {
 		if err := dump(); err != nil {
 			t.Fatalf("criu dump with enough memory: %v", err)
 		}
+		testenv.Eventually(t, testenv.Soon, "the job is reaped", job.Gone)
 		host.Restore(images, "--manage-cgroups=ignore")
 		job.Runs()
 	})

@@ -63,7 +63,7 @@ func run(t *testing.T, file string) {
 		Cmds: map[string]func(*testscript.TestScript, bool, []string){
 			"job": s.job, "runs": s.runs, "stopped": s.stopped, "signal": s.signal,
 			"dump": s.dump, "restore": s.restore, "json": s.json, "faults": s.faults, "on": s.on,
-			"exits": s.exits,
+			"exits": s.exits, "gone": s.gone,
 		},
 	})
 }
@@ -104,10 +104,18 @@ func (s *script) signal(ts *testscript.TestScript, _ bool, args []string) {
 	}
 }
 
-// dump NAME DIR dumps a job with criu; restore DIR restores it.
+// gone NAME waits until the pid of a job that was ended is free.
+func (s *script) gone(ts *testscript.TestScript, _ bool, args []string) {
+	s.eventually(ts, s.jobs[args[0]].Gone)
+}
+
+// dump NAME DIR dumps a job with criu, which ends it; restore DIR restores it.
 func (s *script) dump(ts *testscript.TestScript, neg bool, args []string) {
-	run := s.host.TryDump(s.jobs[args[0]], ts.MkAbs(args[1]), args[2:]...)
+	run := s.host.TryDump(s.jobs[args[0]], ts.MkAbs(args[1]))
 	s.ended(ts, neg, run)
+	if !neg {
+		s.gone(ts, false, args)
+	}
 }
 
 func (s *script) restore(ts *testscript.TestScript, neg bool, args []string) {

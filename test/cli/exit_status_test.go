@@ -163,7 +163,7 @@ func TestARestoreThatIsGivenUpOnASignal(t *testing.T) {
 		hold := testenv.Script(t, `[ "$CRTOOLS_SCRIPT_ACTION" = pre-restore ] || exit 0
 : >`+reached+`; until [ -e `+taken+` ]; do sleep 0.01; done`)
 		testenv.WriteFile(t, config, "action-script "+hold+"\n")
-		out := new(strings.Builder)
+		out := new(testenv.Output)
 		cmd := host.CucriuCommand("restore", "-D", images, "--criu-config", config)
 		cmd.Stdout, cmd.Stderr = out, out
 		if err := cmd.Start(); err != nil {

@@ -151,7 +151,7 @@ func hasOpened(library string) func(*bench) bool {
 }
 
 // interrupt sends SIGINT, and waits until the command has taken it.
-func interrupt(t *testing.T, cmd *exec.Cmd, output *strings.Builder) {
+func interrupt(t *testing.T, cmd *exec.Cmd, output *testenv.Output) {
 	t.Helper()
 	if err := cmd.Process.Signal(syscall.SIGINT); err != nil {
 		t.Fatal(err)

@@ -106,6 +106,7 @@ func TestStatusOfAnImageEndsWithWhatBecameOfIt(t *testing.T) {
 		}
 		b.WaitOutcome("dumped") // the watcher closes the session when criu has ended
 		is(0, "dumped")
+		testenv.Eventually(t, testenv.Soon, "the job is reaped", b.job.Gone)
 		b.Faults("restore return 999")
 		if run := b.TryRestore(b.path("images")); run.Err != nil {
 			t.Fatalf("criu does not ignore what fails last: %s", run.Lines())
@@ -124,6 +125,7 @@ func TestStatusOfAnImageEndsWithWhatBecameOfIt(t *testing.T) {
 		if err := os.Rename(manifest+".whole", manifest); err != nil {
 			t.Fatal(err)
 		}
+		testenv.Eventually(t, testenv.Soon, "the half-restored job is reaped", b.job.Gone)
 		b.Restore(b.path("images"))
 		is(0, "running")
 	})

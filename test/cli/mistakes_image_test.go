@@ -27,6 +27,7 @@ func (b *bench) dumped(t *testing.T, job *testenv.Job) {
 	if stdout, stderr, status := b.run(t, "dump", "-t", job.Root(), "-D", "images"); status != 0 {
 		t.Fatalf("%s%s", stdout, stderr)
 	}
+	testenv.Eventually(t, testenv.Soon, "the job is reaped", job.Gone)
 }
 
 func TestMistakesAboutWhatToRestore(t *testing.T) {

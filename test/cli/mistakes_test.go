@@ -79,10 +79,10 @@ func (b *bench) run(t *testing.T, args ...string) (stdout, stderr string, status
 }
 
 // start starts cucriu. Its whole output can be read when it has ended.
-func (b *bench) start(t *testing.T, args ...string) (*exec.Cmd, *strings.Builder) {
+func (b *bench) start(t *testing.T, args ...string) (*exec.Cmd, *testenv.Output) {
 	t.Helper()
 	cmd := b.CucriuCommand(args...)
-	output := new(strings.Builder)
+	output := new(testenv.Output)
 	cmd.Dir, cmd.Stdout, cmd.Stderr = b.dir, output, output
 	if err := cmd.Start(); err != nil {
 		t.Fatal(err)

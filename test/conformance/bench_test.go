@@ -22,11 +22,11 @@ import (
 )
 
 const (
-	startTime  = 60 * time.Second       // until a target computes: the first cuInit of a machine is slow
-	patience   = 20 * time.Second       // for what takes at most a few seconds
+	startTime  = 2 * time.Minute        // until a target computes: the first cuInit of a machine is slow
+	patience   = time.Minute            // for what takes at most a few seconds
 	blockTime  = 700 * time.Millisecond // a call that has not returned by then blocks
 	atOnce     = 500 * time.Millisecond // for what takes a millisecond, on a busy machine
-	slowOnSim  = time.Second            // how long the simulated driver makes an operation take
+	slowOnSim  = 3 * time.Second        // how long the simulated driver makes an operation take
 	hurriedGap = 20 * time.Millisecond
 )
 
@@ -126,25 +126,36 @@ func (b *bench) begin(c call, pid int) *pending {
 
 // calm lets the threads of a running target come to their next launch, which the lock holds
 // back, before a checkpoint. On a busy machine a thread may have launched before the lock
-// and reach its synchronizing call only now, and that would kill it. Threads that spin
-// never get there.
+// and reach its synchronizing call only now, and that would kill it.
 func (b *bench) calm(c call, pid int) {
-	spins := slices.ContainsFunc(b.targets, func(t *target) bool { return slices.Contains(t.args, "--spin") })
-	if c.op != opCheckpoint || spins {
+	if c.op == opCheckpoint {
+		b.awaitCalm(pid)
+	}
+}
+
+// awaitCalm waits, but not for long, until no thread of a target computes, or waits for a processor or a
+// disk. Threads that spin never get there.
+func (b *bench) awaitCalm(pid int) {
+	if slices.ContainsFunc(b.targets, func(t *target) bool { return slices.Contains(t.args, "--spin") }) {
 		return
 	}
-	for range 500 {
-		busy := false
-		stats, _ := filepath.Glob(fmt.Sprintf("/proc/%d/task/*/stat", pid))
-		for _, stat := range stats {
-			data, _ := os.ReadFile(stat)
-			busy = busy || strings.HasPrefix(string(data[bytes.LastIndexByte(data, ')')+1:]), " R")
-		}
-		if !busy {
-			return
+	const enough = 5 // looks, between which a thread may have slept for a moment
+	for calm, looks := 0, 0; calm < enough && looks < 600; looks++ {
+		if calm++; isBusy(pid) {
+			calm = 0
 		}
 		time.Sleep(2 * time.Millisecond)
 	}
+}
+
+// isBusy reports whether a thread of a process computes, or waits for a processor or a disk.
+func isBusy(pid int) bool {
+	stats, _ := filepath.Glob(fmt.Sprintf("/proc/%d/task/*/stat", pid))
+	return slices.ContainsFunc(stats, func(stat string) bool {
+		data, _ := os.ReadFile(stat)
+		state, _, _ := strings.Cut(strings.TrimSpace(string(data[bytes.LastIndexByte(data, ')')+1:])), " ")
+		return state == "R" || state == "D"
+	})
 }
 
 // wait returns the answer, or false if there is none within the time. It can be called
@@ -232,6 +243,7 @@ func (b *bench) stop() error {
 	// A thread that still synchronizes when it is locked returns and comes to the lock, and
 	// nothing shows when. If it is stopped before that, a checkpoint kills it.
 	time.Sleep(100 * time.Millisecond)
+	b.awaitCalm(pid)
 	ctx, cancel := within(patience)
 	defer cancel()
 	return proc.Stop(ctx, p)
@@ -460,6 +472,14 @@ func atTick(b *bench) error {
 	return err
 }
 
+// midTick waits for the beginning of a tick of several seconds, and on until its kernel is on the GPU
+// although the machine is busy.
+func midTick(b *bench) error {
+	err := b.targets[0].waitTicks(1, patience)
+	time.Sleep(time.Second)
+	return err
+}
+
 // clear ends everything that a case has started.
 func (b *bench) clear() {
 	_ = b.release()
@@ -473,7 +493,7 @@ func (b *bench) clear() {
 	}
 	for _, p := range b.pending {
 		// When its target dies, every call ends.
-		if _, ok := p.wait(5 * time.Second); !ok {
+		if _, ok := p.wait(patience); !ok {
 			b.t.Error("a call is still under way although its target is dead")
 		}
 	}

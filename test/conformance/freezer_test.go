@@ -2,6 +2,7 @@ package conformance
 
 import (
 	"errors"
+	"fmt"
 	"io/fs"
 	"os"
 	"path/filepath"
@@ -67,12 +68,25 @@ func (f *freezer) set(frozen bool) error {
 	if err := os.WriteFile(file, []byte(value), 0); err != nil {
 		return err
 	}
-	time.Sleep(50 * time.Millisecond) // tasks freeze when they are next interrupted
+	for deadline := time.Now().Add(patience); f.isFrozen() != frozen; time.Sleep(time.Millisecond) { // tasks freeze when they are next interrupted
+		if time.Now().After(deadline) {
+			return fmt.Errorf("%s: frozen is not %v within %v", f.dir, frozen, patience)
+		}
+	}
 	return nil
 }
 
+// isFrozen reports whether all tasks of the group are frozen.
+func (f *freezer) isFrozen() bool {
+	if events, err := os.ReadFile(filepath.Join(f.dir, "cgroup.events")); err == nil && strings.Contains(string(events), "frozen") {
+		return strings.Contains(string(events), "frozen 1")
+	}
+	state, _ := os.ReadFile(filepath.Join(f.dir, "freezer.state"))
+	return strings.TrimSpace(string(state)) == "FROZEN"
+}
+
 func (f *freezer) remove() {
-	for range 100 {
+	for range 1500 {
 		if os.Remove(f.dir) == nil {
 			return
 		}

@@ -84,9 +84,14 @@ func (s *spinner) round(checkpoint bool) {
 		s.must(s.cuda.Checkpoint(ctx))
 		s.must(s.cuda.Restore(ctx, cudackpt.RestoreOptions{}))
 	}
-	short, cancel := context.WithTimeout(ctx, 200*time.Millisecond)
-	err = s.cuda.Unlock(short)
-	cancel()
+	for late := new(cudackpt.InterruptedError); ; {
+		short, cancel := context.WithTimeout(ctx, 200*time.Millisecond)
+		err = s.cuda.Unlock(short)
+		cancel()
+		if !errors.As(err, &late) || late.Started || ctx.Err() != nil { // else the deadline came first, on a busy machine
+			break
+		}
+	}
 	if errors.Is(err, context.DeadlineExceeded) {
 		s.hung++
 	} else {

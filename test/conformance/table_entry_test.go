@@ -17,7 +17,7 @@ import (
 // entryCases are about the six calls: the states in which they are legal, and the processes
 // that accept them.
 func entryCases() []testCase {
-	const long = 5 * time.Second
+	const long = 20 * time.Second
 	return []testCase{
 		{
 			// No controller here ever calls cuInit.
@@ -57,8 +57,8 @@ func entryCases() []testCase {
 			name: "GPU work in flight",
 			with: program{args: []string{"--busy-ms", "4000", "--tick-ms", "0"}},
 			rows: []row{
-				{from: running, given: atTick, call: lock(300 * time.Millisecond), want: results(notReady), to: running, atLeast: 290 * time.Millisecond, atMost: 1100 * time.Millisecond},
-				{from: running, given: atTick, call: lock(0), want: results(success), to: locked, atLeast: 500 * time.Millisecond, atMost: 6 * time.Second},
+				{from: running, given: midTick, call: lock(300 * time.Millisecond), want: results(notReady), to: running, atLeast: 290 * time.Millisecond, atMost: 1100 * time.Millisecond},
+				{from: running, given: midTick, call: lock(0), want: results(success), to: locked, atLeast: 500 * time.Millisecond, atMost: 6 * time.Second},
 			},
 		},
 		{name: "pid that does not exist", bare: true, rows: allSix(noPID, noProcess)},

@@ -15,7 +15,7 @@ func severalCases() []testCase {
 			name: "collective",
 			with: program{args: []string{"--ranks", "2"}, procs: 2},
 			rows: []row{
-				{name: "Lock of rank 0", on: process(0), from: running, call: lock(2 * time.Second), want: results(success), to: locked},
+				{name: "Lock of rank 0", on: process(0), from: running, call: lock(patience), want: results(success), to: locked},
 				{name: "Lock of rank 1, rank 0 locked", on: process(1), given: rankStalls, call: lock(short), want: results(notReady), to: running},
 				{name: "Unlock of rank 0", on: process(0), call: unlock, want: results(success), to: running},
 				{name: "both at once, in short tries", do: lockRanks, text: "both locked"},
@@ -34,8 +34,8 @@ func severalCases() []testCase {
 			name: "CUDA IPC", lost: true,
 			with: program{args: []string{"--ipc"}, procs: 2},
 			rows: []row{
-				{name: "Lock of the exporter", on: process(0), from: running, call: lock(5 * time.Second), want: results(success), to: locked},
-				{name: "Lock of the importer", on: process(1), from: running, call: lock(5 * time.Second), want: results(success), to: locked},
+				{name: "Lock of the exporter", on: process(0), from: running, call: lock(patience), want: results(success), to: locked},
+				{name: "Lock of the importer", on: process(1), from: running, call: lock(patience), want: results(success), to: locked},
 				{name: "Checkpoint of the exporter", on: process(0), call: checkpoint, want: results(success), to: checkpointed},
 				{name: "Checkpoint of the importer", on: process(1), call: checkpoint, want: results(success), to: checkpointed},
 				{name: "Restore of the exporter", on: process(0), call: restore, want: results(success), to: locked},
@@ -57,8 +57,15 @@ func severalCases() []testCase {
 // which is locked.
 func rankStalls(b *bench) error {
 	const still = 200 * time.Millisecond
+	pid, err := b.targets[0].process(1)
+	if err != nil {
+		return err
+	}
 	deadline := time.Now().Add(patience)
 	for tick := -1; time.Now().Before(deadline); time.Sleep(still) {
+		if !b.real {
+			b.awaitCalm(pid) // a thread that waits for a processor may not have launched it yet
+		}
 		now := b.targets[0].ticks(1)
 		if now == tick {
 			return nil
@@ -168,6 +175,10 @@ func atOnceBoth(b *bench, pids [2]int) (bool, error) {
 // machine the other rank may be faster now and then, so each try consists of three
 // attempts.
 func inTurn(first, then int) func(*bench, [2]int) (bool, error) {
+	limit := 200 * time.Millisecond // of a lock that hardly ever succeeds
+	if then == 0 {
+		limit = time.Second
+	}
 	return func(b *bench, pids [2]int) (bool, error) {
 		for range 3 {
 			a, err := b.ask(lock(patience), pids[first])
@@ -177,7 +188,7 @@ func inTurn(first, then int) func(*bench, [2]int) (bool, error) {
 			if a.result != success {
 				return false, fmt.Errorf("the first rank: %v", a)
 			}
-			a, err = b.ask(lock(200*time.Millisecond), pids[then])
+			a, err = b.ask(lock(limit), pids[then])
 			if err != nil || a.result == success {
 				return err == nil, err
 			}

@@ -72,6 +72,7 @@ func TestTheCallerMayLockTheImageDirectory(t *testing.T) {
 		if out, err := host.Command("flock", append([]string{images}, criu.Args...)...).CombinedOutput(); err != nil {
 			t.Fatalf("flock criu dump: %v\n%s", err, out)
 		}
+		testenv.Eventually(t, testenv.Soon, "the job is reaped", job.Gone)
 		host.Restore(images)
 		job.Runs()
 	})

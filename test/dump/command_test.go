@@ -236,7 +236,7 @@ func TestCommandGivesUpOnASignal(t *testing.T) {
 				if extra == nil {
 					reached = func() bool { return host.Step() == "lock" }
 				}
-				out := new(strings.Builder)
+				out := new(testenv.Output)
 				cmd := host.CucriuCommand(append([]string{"dump", "-t", job.Root(), "-D", images}, extra...)...)
 				cmd.Stdout, cmd.Stderr = out, out
 				if err := cmd.Start(); err != nil {
@@ -298,6 +298,7 @@ func TestCommandIsKilledAtAStep(t *testing.T) {
 					t.Fatal("the command was not killed")
 				}
 				host.Setenv("CUCRIU_FAILPOINT", "")
+				awaitCriu(t, host)
 				if step != "restore.pre-restore" { // at that step it has no watcher yet, and nothing to watch over
 					testenv.Eventually(t, testenv.Soon, "the restore has an outcome", func() bool { return host.RestoreOutcome() != "" })
 				}
@@ -314,6 +315,15 @@ func TestCommandIsKilledAtAStep(t *testing.T) {
 			})
 		})
 	}
+}
+
+// awaitCriu waits until the criu of the latest session has ended, which hears of the end of a killed command. As
+// long as it lives, a session without a watcher is left to it.
+func awaitCriu(t *testing.T, host *testenv.Host) {
+	t.Helper()
+	sessions := host.Sessions()
+	criu := sessions[len(sessions)-1].Criu.PID
+	testenv.Eventually(t, testenv.Soon, "criu has ended", func() bool { return !lives(criu) })
 }
 
 func TestCommandDumpWhoseCriuIsKilled(t *testing.T) {
@@ -392,15 +402,12 @@ func TestAnOrphanedJobIsBroughtBackByTheNextDump(t *testing.T) {
 	testenv.Isolated(t, func(t *testing.T) {
 		host := testenv.NewHost(t, 1)
 		job := host.Start(1)
-		hold := testenv.Script(t, `[ "$CRTOOLS_SCRIPT_ACTION" = post-dump ] && sleep 60; exit 0`)
-		criu := host.CriuCommandScripts("dump", t.TempDir(), []string{hold, host.HookBin}, "-t", job.Root())
-		if err := criu.Start(); err != nil {
+		held := testenv.HoldDump(t, host, job, "post-dump") // the hook, which has the lock of the session, has ended
+		host.KillWatcher()
+		if err := unix.Kill(held.PID(), unix.SIGKILL); err != nil {
 			t.Fatal(err)
 		}
-		testenv.Eventually(t, testenv.Soon, "criu has dumped", func() bool { return host.Step() == "dumped" })
-		host.KillWatcher()
-		_ = criu.Process.Kill()
-		_ = criu.Wait()
+		_ = held.End()
 		images := testenv.NewImages(t)
 		testenv.Exits(t, host, 0, "dump", "-t", job.Root(), "-D", images)
 		if got := host.Sessions()[0].Outcome; got != journal.OutcomeRunning {
@@ -427,6 +434,7 @@ func TestADumpToTheSameNameBringsTheJobBackFirst(t *testing.T) {
 			t.Fatal("the GPU state is not in files alone")
 		}
 		host.Setenv("CUCRIU_FAILPOINT", "")
+		awaitCriu(t, host)
 		testenv.Eventually(t, testenv.Soon, "criu has let go of the job", job.Stopped)
 		testenv.Exits(t, host, 0, "dump", "-t", job.Root(), "-D", images)
 		testenv.Eventually(t, testenv.Soon, "the job is reaped", job.Gone)
@@ -467,7 +475,7 @@ func TestRecoverEndsWhatAKilledRestoreHasLeftBehind(t *testing.T) {
 		images := host.Dump(job)
 		testenv.Eventually(t, testenv.Soon, "the job is reaped", job.Gone)
 		for attempt := 1; !killEarly(t, host, job, images); attempt++ {
-			if attempt == 10 {
+			if attempt == 30 {
 				t.Fatal("criu was never killed before the root had become the job")
 			}
 			_ = unix.Kill(job.PID, unix.SIGKILL)
@@ -548,6 +556,9 @@ func TestAReaderThatHasStoppedHoldsNoJob(t *testing.T) {
 			cmd.Stderr = testenv.StuckPipe(t)
 			if out, err := cmd.Output(); err != nil {
 				t.Fatalf("cucriu %v: %v\n%s", args, err, out)
+			}
+			if args[0] == "dump" {
+				testenv.Eventually(t, testenv.Soon, "the job is reaped", job.Gone)
 			}
 		}
 		job.Runs()

@@ -157,6 +157,13 @@ my $c = IO::Socket::INET->new(PeerAddr => "127.0.0.1", PeerPort => $ARGV[0]) or 
 	})
 }
 
+// leads starts a program as the leader of a session, with a pid of the caller's choice: with /proc/sys/kernel/ns_last_pid
+// any other fork could come first.
+const leads = `use POSIX (); my $want = shift; my $tid = pack "l", $want;
+my $args = pack "Q11", 0, 0, 0, 0, POSIX::SIGCHLD(), 0, 0, 0, unpack("Q", pack "P", $tid), 1, 0;
+my $pid = syscall 435, $args, length $args; # clone3
+$pid >= 0 or die "clone3: $!"; if (!$pid) { POSIX::setsid(); exec @ARGV or POSIX::_exit(1) } waitpid $pid, 0; exit $? >> 8`
+
 // TestCriusErrorAboutTheShellsNumbersSaysWhatToDo: a shell job is restored into a session that has
 // the number that a process of the image had.
 func TestCriusErrorAboutTheShellsNumbersSaysWhatToDo(t *testing.T) {
@@ -177,8 +184,10 @@ func TestCriusErrorAboutTheShellsNumbersSaysWhatToDo(t *testing.T) {
 		testenv.Eventually(t, testenv.Soon, "the job is reaped", job.Gone)
 		// The leader of the session gets the job's pid, starts criu and ends.
 		criu := host.CriuCommand("restore", images, "-d", "-j")
-		cmd := host.Command("/bin/sh", append([]string{"-c", `echo ` + strconv.Itoa(pid-1) + ` >/proc/sys/kernel/ns_last_pid
-setsid /bin/sh -c 'echo $$ >"$0/leader"; { while kill -0 '` + job.Root() + `' 2>/dev/null; do sleep 0.1; done; "$@" >/dev/null 2>&1; : >"$0/over"; } &' "$@" & wait`, "sh", images}, criu.Args...)...)
+		cmd := host.Command("/usr/bin/perl", append([]string{
+			"-e", leads, job.Root(), "/bin/sh", "-c",
+			`echo $$ >"$0/leader"; { while kill -0 ` + job.Root() + ` 2>/dev/null; do sleep 0.1; done; "$@" >/dev/null 2>&1; : >"$0/over"; } &`, images,
+		}, criu.Args...)...)
 		if out, err := cmd.CombinedOutput(); err != nil {
 			t.Fatalf("%v\n%s", err, out)
 		}

@@ -176,8 +176,8 @@ func TestCriusErrorAboutControlGroupsSaysWhatToDo(t *testing.T) {
 		testenv.MountCgroups(t, 2)
 		host := testenv.NewHost(t, 1)
 		job := inShell(t, host, ":")
-		group := "/sys/fs/cgroup/cucriu-test-" + job.Root()
-		if err := os.Mkdir(group, 0o755); err != nil {
+		group, err := os.MkdirTemp("/sys/fs/cgroup", "cucriu-test-") // every pid namespace has this pid
+		if err != nil {
 			t.Fatal(err)
 		}
 		t.Cleanup(func() { job.Kill(); _ = os.Remove(group) })

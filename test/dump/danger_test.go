@@ -104,12 +104,14 @@ func TestALongKernelIsWaitedFor(t *testing.T) {
 func TestAKernelThatOutlastsTheDeadlineEndsTheDumpAndNotTheJob(t *testing.T) {
 	testenv.Isolated(t, func(t *testing.T) {
 		host := testenv.NewHost(t, 1)
-		job := host.Start(1, "--busy-ms", "3000")
-		host.Setenv("CUCRIU_CONFIG", host.Config("version: 1\nlock: {timeout: 500ms, try: 100ms}\n"))
+		job := host.Start(1, "--busy-ms", "8000")
+		// The inspection has as long as the lock.
+		host.Setenv("CUCRIU_CONFIG", host.Config("version: 1\nlock: {timeout: 3s, try: 100ms}\n"))
 		job.WaitTicks(1) // the next kernel begins now
 		images := t.TempDir()
 		run := host.TryDump(job, images)
 		for run.Err == nil { // it came to the lock when the kernel was nearly over
+			testenv.Eventually(t, testenv.Soon, "the job is reaped", job.Gone)
 			host.Restore(images)
 			job.WaitTicks(1)
 			images = t.TempDir()

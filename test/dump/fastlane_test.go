@@ -388,6 +388,7 @@ func TestTheLastOfSeveralDumpsIntoOneDirectoryRestores(t *testing.T) {
 		if run.Err != nil {
 			t.Fatalf("criu dump: %v\n%s", run.Err, run.Lines())
 		}
+		testenv.Eventually(t, testenv.Soon, "the job is reaped", job.Gone)
 		files := chunkFiles(t, images)
 		if len(old) == 0 || len(files) != len(old) || filepath.Base(files[0]) == filepath.Base(old[0]) {
 			t.Errorf("the first dump's files: %v, after the second: %v", old, files)
@@ -516,7 +517,7 @@ func TestCommandRollsBackInTheMiddleOfACopy(t *testing.T) {
 				if err := cmd.Start(); err != nil {
 					t.Fatal(err)
 				}
-				hung := time.AfterFunc(time.Minute, func() { _ = cmd.Process.Kill() })
+				hung := time.AfterFunc(2*testenv.Soon, func() { _ = cmd.Process.Kill() })
 				defer hung.Stop()
 				testenv.Eventually(t, testenv.Soon, "the dump copies", reached)
 				if test.name == "Ctrl-C" {

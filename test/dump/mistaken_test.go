@@ -3,6 +3,7 @@ package dump
 import (
 	"os"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"testing"
@@ -64,8 +65,13 @@ func TestNCCLThatComesAfterTheInspectionIsRefused(t *testing.T) {
 			"/usr/bin/env", "LD_PRELOAD=" + stub, "/bin/sh", "-c",
 			strings.ReplaceAll(`"$@" & "$1" --dir LATE --context-later & wait`, "LATE", late), "sh",
 		}, 1)
+		driver := host.Driver()
 		testenv.Eventually(t, testenv.Soon, "both use CUDA", func() bool {
-			return len(cudaOf(t, job)) == 2
+			cuda := cudaOf(t, job)
+			return len(cuda) == 2 && !slices.ContainsFunc(cuda, func(pid int) bool { // it may still initialize it
+				_, err := driver.Process(pid).RestoreThreadID(t.Context())
+				return err != nil
+			})
 		})
 		host.UseFailpoint("dump.lock=run " + testenv.Script(t, "cd "+late+" && touch context && until [ -s status ]; do sleep 0.01; done"))
 		images := testenv.NewImages(t)

@@ -81,7 +81,7 @@ func orphanedRestore(t *testing.T) (*testenv.Host, *testenv.Job) {
 func TestARecoverThatIsInterruptedKillsNothing(t *testing.T) {
 	testenv.Simulated(t, func(t *testing.T) {
 		host, job := orphanedRestore(t)
-		host.Faults("restore delay 2s")
+		host.Faults("restore delay 10s") // it must not be over when the signal comes
 		recovering := host.CucriuCommand("recover")
 		if err := recovering.Start(); err != nil {
 			t.Fatal(err)

@@ -51,7 +51,7 @@ func (c *cell) run() string {
 		lock, checkpoint := "5s", "5s" // a busy machine must come to the fault first
 		switch slow := strings.Join(c.slow, " "); {
 		case strings.HasPrefix(slow, "lock "):
-			lock = "1s"
+			lock = "3s" // the inspection has as long
 		case strings.HasPrefix(slow, "checkpoint "):
 			checkpoint = "1s"
 		}

@@ -183,7 +183,7 @@ var rows = fill(slices.Concat(
 		{name: "watch", point: "dump.watch", without: lacks(noDeadline, deadline, noSession, watcherKilled, allKilled)},
 		{name: "watch: files made", point: "dump.created", without: lacks(noDeadline, deadline, noSession, watcherKilled, allKilled)},
 		{name: "watch: the watcher starts", point: "dump.watcher", without: lacks(starting, hookKilled, allKilled)},
-		{name: "lock", point: "dump.lock", slow: []string{"lock delay 3s"}, midStage: true, also: []fault{calledTwice, otherDump, imagesGone}},
+		{name: "lock", point: "dump.lock", slow: []string{"lock delay 5s"}, midStage: true, also: []fault{calledTwice, otherDump, imagesGone}},
 		{name: "stop", point: "dump.stop", without: lacks(noDeadline, deadline)},
 		{name: "park", point: "dump.park", also: []fault{continued}, without: lacks(noDeadline, deadline)},
 		{name: "children", point: "dump.children", fresh: true, also: []fault{continued}, without: lacks(noDeadline, deadline)},

@@ -230,7 +230,9 @@ func (c *cell) restore() int {
 	if err != nil {
 		c.t.Fatal(err)
 	}
-	testenv.Eventually(c.t, testenv.Soon, "the pids of the job are free", func() bool { return len(testenv.Running(c.work))+len(workers())+len(testenv.Running(c.criu)) == 0 })
+	testenv.Eventually(c.t, testenv.Soon, "the pids of the job are free", func() bool {
+		return len(testenv.Running(c.work))+len(testenv.Running(loader))+len(testenv.Running(c.criu)) == 0
+	})
 	if c.image != nil {
 		c.image.Close()
 	}

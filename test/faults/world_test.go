@@ -200,7 +200,10 @@ func (w *world) clear(t *testing.T) {
 func (w *world) alive() []int { return testenv.NotEnding(testenv.Running(w.work)) }
 
 // workers lists the workers that the job's CUDA processes have forked. They end with them.
-func workers() []int { return testenv.NotEnding(testenv.Running("loader")) }
+func workers() []int { return testenv.NotEnding(testenv.Running(loader)) }
+
+// loader is the name that a worker gives itself.
+const loader = "loader"
 
 // held returns what keeps a thread of the job from running, or "".
 func (w *world) held(t *testing.T) string {

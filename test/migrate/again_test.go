@@ -85,6 +85,8 @@ func TestThereAndBack(t *testing.T) {
 				w := job.start(from)
 				w.WaitTicks(from, 3)
 				begin, has := map[*hosts.Host]traces{from: tracesOn(t, w, from), to: tracesOn(t, w, to)}, belongingsOf(w, from, nil)
+				w.WaitTicks(from, 3)
+				has = belongingsOf(w, from, has) // without what was there for a tick only
 				with, without := begin[from].GPUs, begin[to].GPUs
 				watch := w.Watch()
 				begun := time.Now()

@@ -59,6 +59,7 @@ func TestAPersonDecidesAboutALongJob(t *testing.T) {
 		testenv.Eventually(t, testenv.Soon, "its supervisor ends", func() bool { return len(p.A.Find("run", j.dir)) == 0 })
 		out := j.cucriuFails(p.B, 125, append(j.args, "--every", "0"), "a decides whether it will run here", "recover --take")
 		id := after(out, "recover --take ")
+		awaitEnd(t, receives(p.B)...) // it works on the move until it has noticed
 		p.B.Run("cucriu", "recover", "--take", id)
 		j.is(p.B)
 		if out := p.A.Run("cucriu", "recover"); !strings.Contains(out, "train runs at b") {

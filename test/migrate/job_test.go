@@ -51,9 +51,14 @@ func startJobUnder(t *testing.T, p *hosts.Pair, on *hosts.Host, under []string, 
 			}
 		}
 	})
-	// It runs before its supervisor takes requests.
-	testenv.Eventually(t, testenv.Soon, "the job is listed as running", func() bool { return j.listed(on, "running") })
+	j.awaitSupervisor(on)
 	return j
+}
+
+// awaitSupervisor waits until the job may be moved: it runs before its supervisor takes requests.
+func (j *longJob) awaitSupervisor(on *hosts.Host) {
+	j.t.Helper()
+	testenv.Eventually(j.t, testenv.Soon, "the job is listed as running", func() bool { return j.listed(on, "running") })
 }
 
 // listed reports whether the only job of a host is in a state.
@@ -92,6 +97,7 @@ func (j *longJob) move(from, to *hosts.Host, args ...string) string {
 	j.is(from)
 	j.Prepare(to)
 	before := j.Tick(from)
+	j.awaitSupervisor(from)
 	out := from.Run("cucriu", append([]string{"migrate", "--job", j.dir, "--to", to.Name}, args...)...)
 	j.t.Logf("%s", out)
 	j.is(to)

@@ -29,6 +29,12 @@ func TestWhatCannotMoveIsRefused(t *testing.T) {
 		for _, q := range j.roots(p.A) {
 			inPlace = q
 		}
+		thread := ""
+		for _, tid := range strings.Fields(p.A.Run("ls", "/proc/"+w.Root()+"/task")) {
+			if tid != w.Root() {
+				thread = tid
+			}
+		}
 		for name, c := range map[string]struct {
 			args   []string
 			status int
@@ -44,7 +50,7 @@ func TestWhatCannotMoveIsRefused(t *testing.T) {
 			"no long job":              {[]string{"--job", "nothing", "--to", "b"}, 3, `no job on this host is named "nothing"`},
 			"nobody reachable":         {[]string{"-t", w.Root(), "--to", "nobody"}, 3, "no cucriu answers at nobody"},
 			"without cucriu there":     {[]string{"-t", w.Root(), "--to", "b", "--remote-cucriu", "/nothing/cucriu"}, 3, "no cucriu answers at b"},
-			"a thread":                 {[]string{"-t", strconv.Itoa(w.PID + 1), "--to", "b"}, 3, "is a thread of process " + w.Root()},
+			"a thread":                 {[]string{"-t", thread, "--to", "b"}, 3, "is a thread of process " + w.Root()},
 			"a directory for everyone": {[]string{"-t", w.Root(), "--to", "b", "--stage", "/tmp/open"}, 3, "others may write"},
 		} {
 			out, err := p.A.Try("cucriu", append([]string{"migrate"}, c.args...)...)

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"os"
 	"os/exec"
 	"path/filepath"
 	"slices"
@@ -102,10 +103,20 @@ type migration struct {
 	t        *testing.T
 	from, to *hosts.Host
 	cmd      *exec.Cmd
-	out      strings.Builder
+	out      output
 	ended    chan struct{}
 	err      error
 	marks    string
+}
+
+// output is a file with what a command prints. Who is not killed with it may keep it open, and nobody
+// waits for that.
+type output string
+
+// String returns what was printed until now.
+func (o output) String() string {
+	text, _ := os.ReadFile(string(o))
+	return string(text)
 }
 
 // begin begins to migrate the job. It goes wrong at a point, as actions say; if there are none,
@@ -128,9 +139,13 @@ func (m *migration) start(work *hosts.Job, flags ...string) {
 	m.t.Helper()
 	work.Prepare(m.to)
 	m.cmd = m.from.Command(context.Background(), "cucriu", append([]string{"migrate", "-t", work.Root(), "--to", m.to.Name, "--copy-files", "changed"}, flags...)...)
-	m.cmd.Stdout, m.cmd.Stderr = &m.out, &m.out
+	file, err := os.CreateTemp(m.t.TempDir(), "output-")
+	if err != nil {
+		m.t.Fatal(err)
+	}
+	defer file.Close()
+	m.out, m.cmd.Stdout, m.cmd.Stderr = output(file.Name()), file, file
 	m.cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true} // as a shell starts it
-	m.cmd.WaitDelay = time.Second                           // a killed one leaves ssh with its output
 	if err := m.cmd.Start(); err != nil {
 		m.t.Fatal(err)
 	}
@@ -173,13 +188,13 @@ func (m *migration) status() int {
 	m.t.Helper()
 	select {
 	case <-m.ended:
-	case <-time.After(150 * time.Second):
+	case <-time.After(2 * testenv.Soon):
 		m.t.Errorf("cucriu migrate does not end")
 		_ = m.cmd.Cancel()
 		<-m.ended
 	}
 	var exit *exec.ExitError
-	if m.err != nil && !errors.As(m.err, &exit) && !errors.Is(m.err, exec.ErrWaitDelay) {
+	if m.err != nil && !errors.As(m.err, &exit) {
 		m.t.Fatal(m.err)
 	}
 	if status := m.cmd.ProcessState.ExitCode(); status != 128+int(unix.SIGKILL) { // as nsenter says it
@@ -217,6 +232,14 @@ func kill(t *testing.T, what string, processes ...hosts.Process) {
 			t.Fatal(err)
 		}
 	}
+}
+
+// awaitEnd waits until processes are gone, and with them the locks that they hold.
+func awaitEnd(t *testing.T, processes ...hosts.Process) {
+	t.Helper()
+	testenv.Eventually(t, testenv.Soon, "who was killed is gone", func() bool {
+		return !slices.ContainsFunc(processes, func(p hosts.Process) bool { return testenv.Exists(fmt.Sprintf("/proc/%d", p.Outer)) })
+	})
 }
 
 // left lists what a migration must not leave on a host.

@@ -95,7 +95,8 @@ func roleCommand(t *testing.T, role string) []string {
 	return []string{"/usr/bin/env", roleVariable + "=" + role, self}
 }
 
-// serve answers each line with itself, and ends with its only connection.
+// serve answers each line with itself, and ends with its only connection. Until the dump is over it keeps
+// one answer: see [ask].
 func serve() error {
 	var config net.ListenConfig
 	config.SetMultipathTCP(false) // criu cannot dump it
@@ -110,7 +111,7 @@ func serve() error {
 	}
 	for lines, answered := bufio.NewScanner(connection), 0; lines.Scan(); answered++ {
 		time.Sleep(50 * time.Millisecond)
-		for answered == waitsAt && !exists(mayEnd) {
+		for answered == midRun && !exists(mayEnd) {
 			time.Sleep(50 * time.Millisecond)
 		}
 		if _, err := fmt.Fprintln(connection, lines.Text()); err != nil {

@@ -22,19 +22,14 @@ import (
 // The time limits of the steps.
 const (
 	toMidRun  = 3 * time.Minute // libraries are loaded, kernels compiled
-	toCommand = 2 * time.Minute // a dump or a restore
-	toEnd     = 2 * time.Minute // what is left of the run
+	toCommand = 4 * time.Minute // a dump or a restore
+	toEnd     = 4 * time.Minute // what is left of the run
 	toSayDone = 30 * time.Second
 	toForget  = 70 * time.Second // TIME_WAIT lasts a minute
 )
 
 // toLeave is the time limit for processes that have nothing left to do.
-func toLeave() time.Duration {
-	if testenv.RealDriver() {
-		return 20 * time.Second
-	}
-	return 8 * time.Second
-}
+const toLeave = 30 * time.Second
 
 // midRun is the number of steps after which a program is dumped: it is at work then, and has
 // the larger part of its run before it.
@@ -147,7 +142,7 @@ func reachesMidRun(host *testenv.Host, p program, job, reference *run, m *measur
 	}
 	atWork := wait(toMidRun, func() bool { return job.steps() >= midRun || !job.alive() })
 	if !job.alive() {
-		wait(toLeave(), func() bool { _, known := job.exitStatus(); return known })
+		wait(toLeave, func() bool { _, known := job.exitStatus(); return known })
 	}
 	switch status, ended := job.exitStatus(); {
 	case ended && status == missing:
@@ -172,7 +167,7 @@ func (b *bench) dump(t *testing.T, host *testenv.Host, job *run, m *measurement)
 	if m.dumpStatus != 0 {
 		return
 	}
-	if !wait(toLeave(), func() bool { m.left = job.processes(); return len(m.left) == 0 }) {
+	if !wait(toLeave, func() bool { m.left = job.processes(); return len(m.left) == 0 }) {
 		return
 	}
 	done()         // for what others do meanwhile
@@ -208,7 +203,7 @@ func finish(job *run, m *measurement) {
 		m.unfinished = fmt.Sprintf("it ended with status %d at step %d", status, m.stepsAfter)
 	case !done:
 		m.unfinished = fmt.Sprintf("it ended at step %d and is not done", m.stepsAfter)
-	case !wait(toLeave(), func() bool { return len(job.processes()) == 0 }):
+	case !wait(toLeave, func() bool { return len(job.processes()) == 0 }):
 		m.unfinished = fmt.Sprintf("it ended, and processes %v of it are left", job.processes())
 	}
 }

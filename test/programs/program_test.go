@@ -234,13 +234,15 @@ func workingIn(dir string) []int {
 
 func (r *run) alive() bool { return testenv.JobOf(r.t, r.root).Alive() }
 
-// kill ends what is left of the job.
+// kill ends what is left of the job, and waits until it can write into its folder no more.
 func (r *run) kill() {
-	for range 5 { // a process may fork while we look
-		for _, pid := range r.processes() {
+	wait(toLeave, func() bool {
+		left := r.processes()
+		for _, pid := range left {
 			_ = unix.Kill(pid, unix.SIGKILL)
 		}
-	}
+		return len(left) == 0
+	})
 }
 
 // tail is the end of what the program has printed, for people.

@@ -26,8 +26,9 @@ type pidNamespace struct {
 
 func newPIDNamespace(t *testing.T, host *testenv.Host) *pidNamespace {
 	t.Helper()
-	// A shell also reaps the processes that it inherits.
-	holder := host.Spawn(t.TempDir(), "unshare", "--pid", "--fork", "--kill-child", "sh", "-c", "while sleep 0.1; do :; done")
+	// A shell also reaps the processes that it inherits. It starts no more than one of its own: then the job
+	// gets one of the first pids, however late it is, and outside somebody has those.
+	holder := host.Spawn(t.TempDir(), "unshare", "--pid", "--fork", "--kill-child", "sh", "-c", "while sleep 10000; do :; done")
 	n := &pidNamespace{t: t, host: host}
 	testenv.Eventually(t, testenv.Soon, "the namespace has its first process", func() bool {
 		children, err := proc.Children(holder)

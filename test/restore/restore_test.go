@@ -221,7 +221,7 @@ func TestAnImageThatLostItsManifestDoesNotPassForRestored(t *testing.T) {
 			t.Fatal(err)
 		}
 		run := host.TryRestore(images)
-		testenv.Eventually(t, testenv.Soon, "the job is ended", func() bool { return !job.Alive() })
+		testenv.Eventually(t, testenv.Soon, "the job is ended", job.Gone)
 		if !strings.Contains(run.Log, "no manifest") {
 			t.Errorf("the log does not say why:\n%s", run.Lines())
 		}

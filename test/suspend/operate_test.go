@@ -232,7 +232,7 @@ func TestAnInterruptedSuspendIsUndone(t *testing.T) {
 				host := testenv.NewHost(t, 1)
 				host.Faults(step + " hang")
 				job := host.Start(1)
-				suspend, out := host.CucriuCommand("suspend", "-p", job.Root()), new(strings.Builder)
+				suspend, out := host.CucriuCommand("suspend", "-p", job.Root()), new(testenv.Output)
 				suspend.Stdout, suspend.Stderr = out, out
 				if err := suspend.Start(); err != nil {
 					t.Fatal(err)
@@ -319,6 +319,7 @@ func TestOperatorsKeepOffADumpUnderWay(t *testing.T) {
 		if err := criu.Wait(); err != nil {
 			t.Fatalf("criu dump: %v", err)
 		}
+		testenv.Eventually(t, testenv.Soon, "the job is reaped", job.Gone)
 		host.Restore(images)
 		job.Runs()
 	})

@@ -75,7 +75,10 @@ func runJob() error {
 		}
 	}
 	if ready := os.Getenv("READY"); ready != "" {
-		if err := os.WriteFile(ready, nil, 0o600); err != nil {
+		if err := os.WriteFile(ready+".new", nil, 0o600); err != nil {
+			return err
+		}
+		if err := os.Rename(ready+".new", ready); err != nil { // it is closed by now, and in no image
 			return err
 		}
 		return unix.Pause()

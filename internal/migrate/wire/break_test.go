@@ -79,7 +79,7 @@ func TestBrokenConnectionsLoseNothing(t *testing.T) {
 			r, d := pinnedPair(t, ReceiveOptions{MaxBytes: total(files), MaxFiles: len(files)})
 			proxy := cut(t, r.Addresses()[0], seed, 4<<20) // three that are not cut cannot bring all of it
 			d.Addresses = []string{proxy.listener.Addr().String()}
-			ctx, cancel := context.WithTimeout(t.Context(), 2*time.Minute)
+			ctx, cancel := context.WithTimeout(t.Context(), 5*time.Minute)
 			defer cancel()
 			s, err := NewSender(ctx, SendOptions{Dial: d.Dial, Streams: 3})
 			must(t, err)
@@ -295,7 +295,7 @@ func TestAFullDiskReachesTheSender(t *testing.T) {
 	must(t, err)
 	defer root.Close()
 	r, d := pinnedPair(t, ReceiveOptions{Dir: root})
-	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	ctx, cancel := context.WithTimeout(t.Context(), 5*time.Minute)
 	defer cancel()
 	s, err := NewSender(ctx, SendOptions{Dial: d.Dial})
 	must(t, err)

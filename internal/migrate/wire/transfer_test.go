@@ -164,7 +164,7 @@ func TestFilesArriveAsTheyWere(t *testing.T) {
 	for _, compressed := range []bool{false, true} {
 		t.Run(fmt.Sprint("compressed ", compressed), func(t *testing.T) {
 			r, d := pinnedPair(t, ReceiveOptions{MaxBytes: total(files), MaxFiles: len(files)})
-			ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+			ctx, cancel := context.WithTimeout(t.Context(), 5*time.Minute)
 			defer cancel()
 			s, err := NewSender(ctx, SendOptions{Dial: d.Dial, Compress: compressed})
 			must(t, err)
@@ -189,7 +189,7 @@ func TestFilesArriveAsTheyWere(t *testing.T) {
 func TestFilesAreSentWhileTheyGrow(t *testing.T) {
 	r, d := pinnedPair(t, ReceiveOptions{})
 	files := content(2, 5<<20+77, 3<<20, 0, 10)
-	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	ctx, cancel := context.WithTimeout(t.Context(), 5*time.Minute)
 	defer cancel()
 	s, err := NewSender(ctx, SendOptions{Dial: d.Dial})
 	must(t, err)
