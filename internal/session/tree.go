@@ -19,7 +19,7 @@ import (
 func KillTree(r *journal.Record) error {
 	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
 	defer cancel()
-	// Repeat this until a walk finds nobody: a process that is not stopped yet may fork.
+	stopped := make(map[proc.Ident]bool)
 	for ; ; time.Sleep(time.Millisecond) {
 		processes, err := OpenTree(r)
 		if err != nil {
@@ -31,7 +31,16 @@ func KillTree(r *journal.Record) error {
 		stopping, cancelStopping := context.WithTimeout(ctx, 2*time.Second)
 		_ = proc.Stop(stopping, alive...) // what does not stop is killed all the same
 		cancelStopping()
-		err = SignalProcesses(unix.SIGKILL, alive...)
+		// One that was not stopped yet may have forked since this walk, and nobody finds its child once
+		// it is dead. So nobody is killed before a walk finds only those that the last one has stopped.
+		known := true
+		for _, p := range alive {
+			known = known && stopped[p.Ident]
+			stopped[p.Ident] = true
+		}
+		if known || ctx.Err() != nil {
+			err = SignalProcesses(unix.SIGKILL, alive...)
+		}
 		CloseAll(processes)
 		if err != nil || len(alive) == 0 {
 			return err
