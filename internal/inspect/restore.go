@@ -207,7 +207,7 @@ func hasUNIXSocket(name string) bool {
 
 // exitTime is how long [TakenPIDs] waits for processes that are about to be gone: right after a dump
 // that has ended the job, or a restore that failed, they may still be exiting, or not reaped yet.
-const exitTime = 5 * time.Second
+const exitTime = 30 * time.Second
 
 // TakenPIDs refuses a restore that needs pids which are in use on this host. criu finds that only
 // when it creates the processes. It is a check: a number that is free now may be taken by then.

@@ -51,7 +51,7 @@ type asked struct {
 func (a *asked) say(progress string) { a.send(Answer{Progress: progress}) }
 
 // sendPatience is how long whoever has asked may take to read what it is told.
-const sendPatience = time.Second
+const sendPatience = 10 * time.Second
 
 func (a *asked) send(answer Answer) {
 	_ = a.conn.SetWriteDeadline(time.Now().Add(sendPatience))

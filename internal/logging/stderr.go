@@ -17,7 +17,7 @@ var Stderr = sync.OnceValue(func() *Writer { return &Writer{to: os.Stderr} })
 
 const (
 	maxWaiting    = 64 << 10 // bytes that wait for a reader
-	flushPatience = time.Second
+	flushPatience = 3 * time.Second
 	retryPause    = 10 * time.Millisecond
 )
 

@@ -87,7 +87,8 @@ func startJob(ctx context.Context, hook *hooks.Hook, dir string, m jobs.Move) er
 			}
 			local, _ := jobs.Find(hook.Config.RunDir, dir)
 			if local.PID != 0 { // another one is quicker
-				ended = nil
+				time.Sleep(startLook)
+				ended <- err
 				continue
 			}
 			return fmt.Errorf("its supervisor has ended (%w): %s", orEnded(err), lastOf(filepath.Join(dir, supervisorLog)))

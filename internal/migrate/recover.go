@@ -77,7 +77,7 @@ func recoverTree(hook *hooks.Hook, r *record) error {
 
 // supervisorPatience is how long the lock of a move is waited for: a supervisor whose move was cut
 // off has it for a moment.
-const supervisorPatience = 2 * time.Second
+const supervisorPatience = 10 * time.Second
 
 // recoverJob brings the move of a long job to an end. The message is empty if there was nothing to do.
 func recoverJob(hook *hooks.Hook, job jobs.Local) (message string, m jobs.Move, err error) {
@@ -165,7 +165,9 @@ func Settle(ctx context.Context, hook *hooks.Hook, name string, take bool) (mess
 	if err != nil {
 		return "", err
 	}
-	lock, err := jobs.TryLockMove(dir)
+	waiting, cancel := context.WithTimeout(ctx, supervisorPatience)
+	defer cancel()
+	lock, err := jobs.LockMove(waiting, dir)
 	if err != nil {
 		return "", err
 	}

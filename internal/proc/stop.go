@@ -31,6 +31,16 @@ func ThreadStates(pid int) (string, error) {
 	return states, nil
 }
 
+// CPUTime returns how long the threads of a process have had a CPU, to a hundredth of a second; 0 if it
+// has ended.
+func CPUTime(pid int) time.Duration {
+	stat, err := procStat(pid)
+	if err != nil {
+		return 0
+	}
+	return time.Duration(stat.CPUTime() * float64(time.Second))
+}
+
 // Stopped reports whether every thread of a process is in the group-stop (state T) or in a
 // ptrace-stop (t), or has ended.
 func Stopped(pid int) (bool, error) {

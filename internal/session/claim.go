@@ -85,7 +85,7 @@ func (c *ImageClaim) Take(ctx context.Context, last bool) error {
 var errLocked = errors.New("is in use by another dump, or locked by another program: nothing was touched; dump into another directory")
 
 // exitTime is how long a watcher that has ended may take to give its lock back.
-const exitTime = time.Second
+const exitTime = 5 * time.Second
 
 // claimedByOther decides what to do about a directory that somebody else has claimed, and reports
 // whether to try again. If not, and without an error, the claim is left for later, or an ancestor's

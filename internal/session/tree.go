@@ -215,8 +215,10 @@ func AncestorsOf(members []journal.Member) []proc.Ident {
 }
 
 const (
-	// ancestorsTime bounds how long we wait for ancestors to settle.
-	ancestorsTime = 500 * time.Millisecond
+	// ancestorsTime bounds how long we wait for ancestors to settle, and ancestorsCPU how long one may
+	// compute meanwhile: one that has had the CPU for that long is not on its way to a stop.
+	ancestorsTime = 10 * time.Second
+	ancestorsCPU  = 200 * time.Millisecond
 	// asleepAfter is how many looks in a row must find an ancestor asleep before it counts as settled:
 	// its threads may sleep for a moment on the way to their stop.
 	asleepAfter = 10
@@ -226,6 +228,10 @@ const (
 // runs may be about to stop itself, and is looked at again until it sleeps.
 func continueAncestors(ancestors []proc.Ident) {
 	left, asleep := ancestors, make(map[proc.Ident]int)
+	used := make(map[proc.Ident]time.Duration)
+	for _, ident := range ancestors {
+		used[ident] = proc.CPUTime(ident.PID)
+	}
 	for deadline := time.Now().Add(ancestorsTime); len(left) > 0; time.Sleep(2 * time.Millisecond) { // there is no event to wait for
 		again := false
 		var unsettled []proc.Ident
@@ -239,7 +245,7 @@ func continueAncestors(ancestors []proc.Ident) {
 				_ = process.Signal(unix.SIGCONT)
 				again = true // its own parent has been told
 			case computes:
-				again, asleep[ident] = true, 0
+				again, asleep[ident] = again || proc.CPUTime(ident.PID)-used[ident] < ancestorsCPU, 0
 				unsettled = append(unsettled, ident)
 			default:
 				asleep[ident]++

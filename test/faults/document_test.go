@@ -33,7 +33,7 @@ A fault happens as the step begins; a name with a colon is a point within a step
 | image directory full, run directory full | the first stays full to the end, the second until the job runs or has ended |
 | SIGCONT from outside | every process of the job is continued |
 | the stage called twice | the same criu runs the hook again at that stage: after the first call, or after it was killed in the middle |
-| another dump at the same time | somebody dumps two other jobs of the host, one without CUDA, with a ` + "`lock.timeout`" + ` of 5 s |
+| another dump at the same time | somebody dumps two other jobs of the host, one without CUDA, with a ` + "`lock.timeout`" + ` of 20 s |
 | the image's files gone | what the hook has written into the image directory is removed |
 
 | outcome | what became of the job |
