@@ -5,7 +5,6 @@ import (
 	"errors"
 	"os"
 	"os/signal"
-	"runtime"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -78,20 +77,8 @@ func (t *tracing) await(ctx context.Context) (signalled bool, err error) {
 // ownThread runs f on an OS thread of its own and waits until that thread has ended. The
 // kernel then detaches from everything that the thread still traces.
 func ownThread(f func()) {
-	tid := make(chan int)
-	go func() {
-		runtime.LockOSThread() // never unlocked, so that the OS thread ends with the goroutine
-		if unix.Gettid() == unix.Getpid() {
-			ownThread(f) // the main thread would not end; use another one
-			runtime.UnlockOSThread()
-			tid <- 0
-			return
-		}
-		f()
-		tid <- unix.Gettid()
-	}()
 	// The kernel has no event for the end of a thread before Linux 6.9.
-	for tid := <-tid; tid != 0 && proc.ThreadExists(os.Getpid(), tid); {
+	for tid := proc.OnOwnThread(f); proc.ThreadExists(os.Getpid(), tid); {
 		time.Sleep(100 * time.Microsecond)
 	}
 }

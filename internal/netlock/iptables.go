@@ -7,12 +7,13 @@ import (
 	"net/netip"
 	"os"
 	"os/exec"
-	"runtime"
 	"slices"
 	"strconv"
 	"strings"
 
 	"golang.org/x/sys/unix"
+
+	"cucriu/internal/proc"
 )
 
 // criuMark is what criu marks its own packets with. Its rules are about all others.
@@ -89,18 +90,16 @@ func parseRule(fields []string) (c connection, ok bool) {
 // runInside runs a program in a network namespace and returns its output.
 func runInside(ctx context.Context, inside *os.File, path string, args ...string) (string, error) {
 	var out []byte
-	done := make(chan error)
-	go func() {
-		runtime.LockOSThread() // and never unlocked: the thread ends with the goroutine
-		err := unix.Setns(int(inside.Fd()), unix.CLONE_NEWNET)
-		if err == nil {
-			cmd := exec.CommandContext(ctx, path, args...)
-			cmd.SysProcAttr = &unix.SysProcAttr{Setpgid: true} // the terminal does not stop it
-			out, err = cmd.CombinedOutput()
+	var err error
+	proc.OnOwnThread(func() {
+		if err = unix.Setns(int(inside.Fd()), unix.CLONE_NEWNET); err != nil {
+			return
 		}
-		done <- err
-	}()
-	if err := <-done; err != nil {
+		cmd := exec.CommandContext(ctx, path, args...)
+		cmd.SysProcAttr = &unix.SysProcAttr{Setpgid: true} // the terminal does not stop it
+		out, err = cmd.CombinedOutput()
+	})
+	if err != nil {
 		return "", fmt.Errorf("%s %s: %w: %.200s", path, strings.Join(args, " "), err, out)
 	}
 	return string(out), nil

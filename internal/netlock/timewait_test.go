@@ -6,7 +6,6 @@ import (
 	"net"
 	"net/netip"
 	"os"
-	"runtime"
 	"slices"
 	"testing"
 	"time"
@@ -64,17 +63,14 @@ func TestAddressesAreFreed(t *testing.T) {
 func TestWhatCannotBeRemovedIsWaitedFor(t *testing.T) {
 	ours := []netip.AddrPort{closedConnection(t, "127.0.0.1:0")}
 	withoutRight := func(ctx context.Context, waits func(int)) error {
-		failed := make(chan error)
-		go func() {
-			runtime.LockOSThread() // and never unlocked: the thread ends with the goroutine
+		var err error
+		proc.OnOwnThread(func() {
 			header := unix.CapUserHeader{Version: unix.LINUX_CAPABILITY_VERSION_3}
-			err := unix.Capset(&header, &make([]unix.CapUserData, 2)[0])
-			if err == nil {
+			if err = unix.Capset(&header, &make([]unix.CapUserData, 2)[0]); err == nil {
 				_, err = FreeAddresses(ctx, ours, waits)
 			}
-			failed <- err
-		}()
-		return <-failed
+		})
+		return err
 	}
 	ctx, cancel := context.WithTimeout(t.Context(), 300*time.Millisecond)
 	defer cancel()

@@ -6,11 +6,12 @@ import (
 	"io/fs"
 	"os"
 	"os/exec"
-	"runtime"
 	"syscall"
 	"unsafe"
 
 	"golang.org/x/sys/unix"
+
+	"cucriu/internal/proc"
 )
 
 // The exit statuses of a program whose job was not started, as env(1) and timeout(1) have them.
@@ -85,12 +86,12 @@ func start(path string, args []string, c Command) (*Job, error) {
 	if c.Stderr != nil {
 		cmd.Stderr = c.Stderr
 	}
-	err := onOwnThread(func() error {
+	var err error
+	proc.OnOwnThread(func() {
 		// A filter is that of one thread, and of the processes that it makes.
-		if err := setFilter(jobFilter()); err != nil {
-			return err
+		if err = setFilter(jobFilter()); err == nil {
+			err = cmd.Start()
 		}
-		return cmd.Start()
 	})
 	if err != nil {
 		return nil, err
@@ -107,21 +108,6 @@ func notStarted(err error) error {
 		status = StatusFailed
 	}
 	return &NotStartedError{Err: err, Status: status}
-}
-
-// onOwnThread calls f on an OS thread that then ends, and which is not the first one.
-func onOwnThread(f func() error) error {
-	result := make(chan error)
-	go func() {
-		runtime.LockOSThread()
-		if unix.Gettid() == unix.Getpid() { // this one would not end
-			result <- onOwnThread(f)
-			runtime.UnlockOSThread()
-			return
-		}
-		result <- f()
-	}()
-	return <-result
 }
 
 // Wait waits until the job has ended, and returns its exit status: 128+n if signal n has
