@@ -14,7 +14,7 @@ GOBUILD := go build -trimpath -buildvcs=false -ldflags '-s -w -X cucriu/internal
 
 PKGS         ?= ./...
 TESTFLAGS    ?=
-TEST_TIMEOUT ?= 20m
+TEST_TIMEOUT ?= 60m
 BENCHFLAGS   ?=
 SIZES        ?=
 REPEAT       ?=

@@ -31,7 +31,8 @@ for script in "${scripts[@]}"; do
 	bash -n "$script" || failed+=("$script")
 done
 if have shellcheck; then
-	shellcheck --external-sources --source-path=scripts "${scripts[@]}" || failed+=(shellcheck)
+	# SC2015: is A && is B || fail; fail ends the script. SC2016: what stands in single quotes is for another shell, or for sed.
+	shellcheck --exclude=SC2015,SC2016 --external-sources --source-path=scripts "${scripts[@]}" || failed+=(shellcheck)
 fi
 
 ((${#failed[@]} == 0)) || die "failed: ${failed[*]}"

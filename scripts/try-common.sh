@@ -4,7 +4,7 @@
 # and /usr/local is seen by nobody else.
 
 user=cucriu-try
-# shellcheck disable=SC2034 # for those that source this
+# shellcheck disable=SC2034,SC2154 # for those that source this, and from those
 workload=$repo/build/workload/cudawork
 
 say() { printf '%s  %s\n' "$(date -u +%H:%M:%S)" "$*"; }
@@ -82,6 +82,7 @@ make_host() {
 	mkdir -p /etc/cucriu /etc/slurm "$dir/shared"
 	groupadd cucriu
 	useradd --create-home --home-dir "$dir/home" --groups cucriu "$user"
+	# shellcheck disable=SC2034 # for those that source this
 	home=$dir/home
 }
 
@@ -105,6 +106,7 @@ who_can_be_dumped() {
 	fi
 }
 
+# shellcheck disable=SC2154 # the script sets work
 tick() { sed -n 's/.*"tick":\([0-9]*\).*/\1/p' "$work/status"; }
 
 note_tick() { before=$(tick); }

@@ -104,6 +104,7 @@ submit() {
 }
 
 # As HTCondor numbers them.
+# shellcheck disable=SC2034 # idle
 idle=1 running=2 held=5
 
 is() { [[ $(condor_q "$1" -af JobStatus) == "$2" ]]; }

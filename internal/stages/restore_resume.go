@@ -88,6 +88,8 @@ func (c *call) preResume(ctx context.Context) error {
 		if err := holdOthers(&s.Record); err != nil {
 			return err
 		}
+		// One that was dumped on the way to a stop, because it saw its child stop, goes there when it is continued.
+		s.Ancestors = slices.DeleteFunc(session.AncestorsOf(s.Members), func(id proc.Ident) bool { return !slices.Contains(s.Others, id) })
 		reschedule(s)
 		return s.Save()
 	})

@@ -180,26 +180,49 @@ func TestAnAncestorThatStoodStillBeforeStaysSo(t *testing.T) {
 	})
 }
 
+// slowSu does as su does, and takes its time from the stop of its child to its own: it is dumped on the
+// way. What follows it is the command.
+var slowSu = []string{"python3", "-c", `import os, signal, sys, time
+child = os.spawnvp(os.P_NOWAIT, sys.argv[1], sys.argv[1:])
+while os.WIFSTOPPED(os.waitpid(child, os.WUNTRACED)[1]):
+    begun = time.process_time()
+    while time.process_time() < begun + 0.05: pass
+    os.kill(os.getpid(), signal.SIGSTOP)
+    os.kill(child, signal.SIGCONT)
+`}
+
 // TestAParentInsideTheTreeGoesOnWithTheJob: the parent may stop itself before it is held
 // with the rest of the tree. It must not be mistaken for a process that was stopped before.
+// Or it is held, and dumped, on its way there.
 func TestAParentInsideTheTreeGoesOnWithTheJob(t *testing.T) {
 	testenv.Parallel(t)
 	for _, restored := range []bool{false, true} {
-		t.Run(fmt.Sprint("restored ", restored), func(t *testing.T) {
-			testenv.Isolated(t, func(t *testing.T) {
-				host := testenv.NewHost(t, 1)
-				job, parent, _ := untracedJob(t, host, true)
-				job.PID = parent
-				if restored {
-					images := host.Dump(job, "-j")
-					testenv.Eventually(t, testenv.Soon, "the job is reaped", job.Gone)
-					host.Restore(images, "-j")
-				} else {
-					testenv.Exits(t, host, 0, "dump", "-t", job.Root(), "-D", testenv.NewImages(t), "-R", "-j")
-				}
-				job.Runs()
-				testenv.Eventually(t, testenv.Soon, "the parent goes on", func() bool { return !standsStill(t, parent) })
+		for _, slow := range []bool{false, true} {
+			t.Run(fmt.Sprintf("restored %v slow %v", restored, slow), func(t *testing.T) {
+				testenv.Isolated(t, func(t *testing.T) {
+					host := testenv.NewHost(t, 1)
+					var job *testenv.Job
+					if slow {
+						job = host.StartUnder(slowSu, 1)
+					} else {
+						child, parent, _ := untracedJob(t, host, true)
+						job, child.PID = child, parent
+					}
+					parent := job.PID
+					if restored {
+						images := host.Dump(job, "-j")
+						testenv.Eventually(t, testenv.Soon, "the job is reaped", job.Gone)
+						host.Restore(images, "-j")
+					} else {
+						testenv.Exits(t, host, 0, "dump", "-t", job.Root(), "-D", testenv.NewImages(t), "-R", "-j")
+					}
+					job.Runs()
+					testenv.Eventually(t, testenv.Soon, "the parent waits for the job again", func() bool {
+						states, err := proc.ThreadStates(parent)
+						return err == nil && strings.Trim(states, "S") == ""
+					})
+				})
 			})
-		})
+		}
 	}
 }
