@@ -33,6 +33,10 @@ GPU_TEST_PACKAGES ?= ./test/conformance $(GPU_SUITES) ./test/programs ./test/mig
 
 GOFUMPT     := mvdan.cc/gofumpt@v0.12.0
 STATICCHECK := honnef.co/go/tools/cmd/staticcheck@v0.8.2
+NFPM        := github.com/goreleaser/nfpm/v2/cmd/nfpm@v2.43.4
+
+PREFIX  ?= /usr/local
+DESTDIR ?=
 
 ##@ Build
 
@@ -51,7 +55,7 @@ workload: need-gcc ## the CUDA workload, build/workload
 	$(MAKE) -C test/workload
 
 .PHONY: tools
-tools: ## CRIU >= 4.0, runc, OpenSSH and iptables: the system's, or unpacked ones in .tools
+tools: need-tests ## CRIU >= 4.0, runc, OpenSSH and iptables: the system's, or unpacked ones in .tools
 	@scripts/provide-criu.sh >/dev/null
 	@scripts/provide-runc.sh >/dev/null
 	@scripts/provide-ssh.sh >/dev/null
@@ -68,6 +72,29 @@ which-runc: ## print the path of the runc in use (with make -s)
 .PHONY: which-ssh
 which-ssh: ## print the directory of the OpenSSH in use (with make -s)
 	@scripts/provide-ssh.sh
+
+##@ Install
+
+.PHONY: install
+install: build install-files ## binaries, manual pages, completions, units, examples (PREFIX=/usr DESTDIR=…); activates nothing
+	scripts/install.sh build/install "$(DESTDIR)" "$(PREFIX)"
+
+.PHONY: uninstall
+uninstall: install-files ## remove them again
+	scripts/install.sh --uninstall build/install "$(DESTDIR)" "$(PREFIX)"
+
+.PHONY: package
+package: build install-files ## a deb and an rpm in build/package
+	NFPM=$(NFPM) VERSION=$(VERSION) scripts/package.sh build/install
+
+# The program that writes the manual pages is the product with one command more.
+.PHONY: install-files
+install-files: need-go
+	rm -rf build/install && mkdir -p build/install/man
+	$(GOBUILD) -tags man -o build/cucriu-man ./cmd/cucriu
+	build/cucriu-man man build/install/man
+	rm build/install/man/cucriu-completion-powershell.8
+	for shell in bash zsh fish; do build/cucriu-man completion $$shell >build/install/cucriu.$$shell; done
 
 ##@ Run
 
@@ -105,7 +132,7 @@ soak: build sim workload tools ## jobs are dumped, suspended, run, migrated side
 	exit $$status
 
 .PHONY: lint
-lint: need-go ## gofumpt, go vet, staticcheck, and shellcheck where installed
+lint: need-go ## gofumpt, go vet, staticcheck, both architectures, and shellcheck where installed
 	GOFUMPT=$(GOFUMPT) STATICCHECK=$(STATICCHECK) scripts/lint.sh $(PKGS)
 
 ##@ Machines with a GPU, without Go or a network

@@ -34,7 +34,7 @@ for scripts_of in torch programs; do
 	cp "test/workload/$scripts_of/"*.py "$new/test/workload/$scripts_of/"
 done
 mkdir "$new/scripts"
-for script in demo try-{names,preemption,pause,overhead}; do
+for script in common demo try-{names,preemption,pause,overhead,runc}; do
 	cp "scripts/$script.sh" "$new/scripts/"
 done
 if [[ -d configs ]]; then
@@ -56,6 +56,14 @@ done
 UNPACKED=${criu%/*}/root "$scripts/relocate.sh" "$new/criu" usr/sbin/criu "$prefix/criu"
 rm "$new/criu/at"
 sed "s,@PREFIX@,$prefix,g" "$scripts/gpu-link-criu.sh" >"$new/link-criu.sh"
+runc=$("$scripts/provide-runc.sh")
+mkdir -p "$new/runc"
+if [[ -d ${runc%/*}/root ]]; then
+	UNPACKED=${runc%/*}/root "$scripts/relocate.sh" "$new/runc" usr/sbin/runc "$prefix/runc"
+	rm "$new/runc/at"
+else
+	cp "$runc" "$new/runc/runc"
+fi
 cp "$scripts/clean-exec.sh" "$scripts/private-exec.sh" "$new/"
 cp "$run" "$new/run.sh"
 chmod +x "$new/run.sh" "$new/link-criu.sh"

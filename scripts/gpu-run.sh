@@ -8,6 +8,7 @@
 # not in everything:
 #   run.sh bench [FLAGS]         the benchmark (--help)
 #   run.sh long                  long jobs: what a checkpoint costs, and preemptions (try-*.sh); needs 40 GiB on the disk
+#   run.sh runc                  a container checkpointed and restored by runc (try-runc.sh)
 #   run.sh names                 two long jobs side by side, and torchrun restored at once (try-names.sh)
 #   run.sh migrate [TEST REGEX]  migration between two of the GPUs; CUCRIU_TEST_SIZES="1024 16384": pauses for so many MiB
 # CUCRIU_OUT names the folder for tables and logs.
@@ -66,6 +67,11 @@ if [[ $what == long ]]; then
 		((PIPESTATUS[0] == 0)) || failed=1
 		rm -rf "$out/$try/job"
 	done
+fi
+if [[ $what == runc ]]; then
+	echo "=== runc"
+	PATH=$here/bin:${criu%/*}:$(dirname "${criu%/*}")/runc:$PATH scripts/try-runc.sh 2>&1 | tee "$out/runc.log"
+	((PIPESTATUS[0] == 0)) || failed=1
 fi
 if [[ $what == names ]]; then
 	echo "=== names"

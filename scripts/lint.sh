@@ -21,6 +21,10 @@ fi
 
 note "lint: go vet"
 go vet "$@" || failed+=("go vet")
+go vet -tags man ./cmd/cucriu || failed+=("go vet -tags man")
+case $(go env GOARCH) in amd64) other=arm64 ;; *) other=amd64 ;; esac
+GOARCH=$other go build -o /dev/null ./cmd/... || failed+=("go build for $other")
+GOARCH=$other go vet ./cmd/... ./hooks/... ./cudackpt/... ./criuutil/... ./internal/... || failed+=("go vet for $other")
 
 note "lint: staticcheck"
 go run "$STATICCHECK" "$@" || failed+=(staticcheck)

@@ -41,7 +41,8 @@ invalid one is wrong usage.`,
 	root.AddCommand(asRoot(holdJob(dumpCommand(), recoverCommand(), lockCommand(), suspendCommand(), resumeCommand(), unlockCommand(),
 		migrateCommand(), receiveCommand())...)...)
 	root.AddCommand(hiddenCommands()...)
-	root.AddCommand(runCommand(), jobsCommand(), checkCommand(), mapCommand(), gpusCommand(), inspectCommand(), exitStatusTopic())
+	root.AddCommand(manCommands()...)
+	root.AddCommand(runCommand(), jobsCommand(), checkCommand(), mapCommand(), gpusCommand(), inspectCommand(), versionCommand(), exitStatusTopic())
 	completeHelp(root)
 	return root
 }

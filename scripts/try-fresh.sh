@@ -1,0 +1,124 @@
+#!/usr/bin/env bash
+# try-fresh.sh [demo|test|package] [RELEASE...]: proves that a fresh machine suffices. In bare Debian roots (debootstrap; bookworm and trixie,
+# kept in build/fresh-RELEASE), it installs what scripts/need.sh asks for and nothing else, and runs make demo or make test in a clone of this
+# commit; or it installs, uses, upgrades and removes the package. Needs root, debootstrap, and Go in PATH.
+set -euo pipefail
+. "$(dirname "${BASH_SOURCE[0]}")/common.sh"
+cd "$repo"
+
+what=${1:-demo}
+shift || true
+releases=("$@")
+((${#releases[@]} > 0)) || releases=(bookworm trixie)
+have debootstrap || die "debootstrap is missing" "apt-get install debootstrap"
+goroot=$(go env GOROOT)
+go mod download
+modules=$(go env GOMODCACHE)
+
+say() { printf '%s  %s: %s\n' "$(date -u +%H:%M:%S)" "${release:-}" "$*"; }
+
+# inside runs a command in the root, with pid and mount namespaces of its own.
+inside() {
+	unshare --mount --pid --fork --kill-child bash -euc '
+		root=$1; shift
+		mount --make-rprivate /
+		mount --bind "$root" "$root"
+		mount -t proc proc "$root/proc"
+		mount --rbind /dev "$root/dev"
+		mount --rbind /sys "$root/sys"
+		mount -t tmpfs tmpfs "$root/run"
+		cd "$root"; mkdir -p old; pivot_root . old; umount -l /old
+		exec /usr/bin/env -i HOME=/root TERM=dumb PATH=/usr/local/go/bin:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin \
+			GOMODCACHE=/root/modules GOFLAGS=-modcacherw GOTOOLCHAIN=local "$@"
+	' inside "$root" "$@"
+}
+
+make_root() {
+	root=$repo/build/fresh-$release
+	if [[ ! -e $root/done ]]; then
+		say "debootstrap"
+		rm -rf "$root"
+		debootstrap --variant=minbase "$release" "$root" "$(scripts/debian-mirror.sh | head -1)" >"$root.log"
+		touch "$root/done"
+	fi
+	rm -rf "$root/work"
+	mkdir -p "$root/work"
+	cp /etc/resolv.conf "$root/etc/resolv.conf"
+	if [[ -d /usr/local/share/ca-certificates ]]; then # a proxy's, where there is one
+		mkdir -p "$root/usr/local/share"
+		cp -r /usr/local/share/ca-certificates "$root/usr/local/share/"
+	fi
+	cp /etc/apt/apt.conf.d/*proxy* "$root/etc/apt/apt.conf.d/" 2>/dev/null || true
+}
+
+# source_tree puts this commit, Go and the modules there. Go is the only thing that Debian does not have new enough.
+source_tree() {
+	mkdir -p "$root/usr/local/go" "$root/root/modules"
+	[[ -x $root/usr/local/go/bin/go ]] || cp -r "$goroot/." "$root/usr/local/go/"
+	cp -r --update "$modules/." "$root/root/modules/"
+	git clone --quiet --no-hardlinks "$repo" "$root/work/cucriu"
+}
+
+# satisfy runs the line that need.sh prints. make and git are what everybody needs to come as far.
+satisfy() {
+	inside apt-get update -qq
+	inside apt-get install -y -qq --no-install-recommends make git >/dev/null
+	local line
+	for _ in 1 2 3; do
+		if line=$(inside bash -c 'cd /work/cucriu && scripts/need.sh go gcc tests' 2>&1); then
+			return
+		fi
+		say "$line"
+		line=$(sed -n 's/.*\(apt-get install\) /\1 -y -qq --no-install-recommends /p' <<<"$line")
+		[[ -n $line ]] || die "need.sh names no line that installs what is missing"
+		inside bash -c "$line" >/dev/null
+	done
+	die "need.sh is not satisfied by what it asks for"
+}
+
+try_make() {
+	source_tree
+	satisfy
+	say "make $1"
+	inside bash -c "cd /work/cucriu && make $1"
+}
+
+# try_package follows docs/containers.md: install, three lines of configuration, a runc container checkpointed and restored on another GPU.
+try_package() {
+	local deb
+	deb=$(ls "$repo"/build/package/*.deb)
+	cp "$deb" "$root/work/cucriu.deb"
+	mkdir -p "$root/work/try/scripts" "$root/work/try/build" "$root/work/criu"
+	cp -r build/cudasim build/workload "$root/work/try/build/"
+	cp scripts/{try-runc,common}.sh "$root/work/try/scripts/"
+	UNPACKED=$(dirname "$(scripts/provide-criu.sh --unpacked)")/root scripts/relocate.sh "$root/work/criu" usr/sbin/criu /work/criu # Debian 12 has 3.17
+	inside apt-get update -qq
+	inside apt-get install -y -qq --no-install-recommends /work/cucriu.deb runc man-db >/dev/null
+	say "installed: $(inside cucriu version), $(inside runc --version | head -1)"
+	inside bash -euc '
+		dpkg -L cucriu | grep -q /usr/libexec/cucriu/cucriu-hook
+		[[ ! -e /etc/criu/default.conf && ! -e /etc/cucriu ]] || { echo "installing has activated something"; exit 1; }
+		man -P cat cucriu-dump | grep -q "cucriu dump -t PID"
+		source /usr/share/bash-completion/completions/cucriu
+		cucriu completion bash | cmp - /usr/share/bash-completion/completions/cucriu
+	'
+	inside env PATH=/work/criu:/usr/sbin:/usr/bin:/sbin:/bin /work/try/scripts/try-runc.sh
+	inside dpkg --remove cucriu >/dev/null
+	inside bash -euc '
+		[[ -z $(find / -xdev -path "/usr/*cucriu*" -not -path "/work/*" -print -quit) ]] || { find / -xdev -path "/usr/*cucriu*"; exit 1; }
+	'
+	say "removed without a trace"
+}
+
+if [[ $what == package ]]; then
+	make sim workload package tools >/dev/null
+fi
+for release in "${releases[@]}"; do
+	make_root
+	case $what in
+	demo | test) try_make "$what" ;;
+	package) try_package ;;
+	*) die "unknown: $what" "try-fresh.sh [demo|test|package] [RELEASE...]" ;;
+	esac
+	say "$what is good"
+done
