@@ -25,13 +25,13 @@ patchelf() {
 	"$loader" --library-path "$libdir" "$root/usr/bin/patchelf" "$@"
 }
 
+# The search path is never $ORIGIN: runc executes a copy of itself in memory, which has no directory.
 if [[ -z $prefix ]]; then
 	interpreter=$loader
-	# Not $ORIGIN: runc executes a copy of itself in memory, which has no directory.
 	rpath=$libdir
 else
 	interpreter=$prefix/lib/${loader##*/}
-	rpath=\$ORIGIN/lib
+	rpath=$prefix/lib
 	mkdir -p "$dir/lib"
 	cp -L "$loader" "$dir/lib/"
 	# pthread_cancel loads libgcc_s at run time, so it is not listed.

@@ -83,11 +83,46 @@ try_make() {
 	inside bash -c "cd /work/cucriu && make $1"
 }
 
+# A long job runs on while the package is upgraded, and obeys the new one; its checkpoints are the new one's, too.
+upgrade='
+	dpkg --install /work/old.deb >/dev/null
+	cd /work/try
+	eval "$(build/cudasim/cudasim-run --gpus 1 --root /work/host 2>/dev/null)"
+	mkdir -p /work/job
+	tick() { sed -n "s/.*\"tick\": *\([0-9]*\).*/\1/p" /work/job/status 2>/dev/null || true; }
+	ticks() {
+		local from until=$((SECONDS + 120))
+		from=$(tick)
+		while (($(tick) + 0 < ${from:-0} + $1)); do
+			((SECONDS < until)) || { cat /work/run.log; cucriu jobs list; exit 1; }
+			sleep 0.05
+		done
+	}
+	run() { cucriu run --name train --dir /work/train --every 1s -- /work/try/build/workload/cudawork --dir /work/job --mib 16 >>/work/run.log 2>&1 & }
+	run
+	old=$(cucriu version)
+	ticks 50
+	apt-get install -y -qq /work/cucriu.deb >/dev/null 2>&1
+	[[ $(cucriu version) != "$old" ]]
+	ticks 50
+	cucriu jobs list
+	cucriu jobs checkpoint train
+	cucriu jobs stop train
+	wait $! || true
+	before=$(tick)
+	run
+	ticks 20
+	(($(tick) > before))
+	cucriu jobs verify train
+	touch /work/job/stop
+	wait $!
+	echo "$old was upgraded to $(cucriu version) while the job ran; stopped at $before and resumed by the new one"
+'
+
 # try_package follows docs/containers.md: install, three lines of configuration, a runc container checkpointed and restored on another GPU.
 try_package() {
-	local deb
-	deb=$(ls "$repo"/build/package/*.deb)
-	cp "$deb" "$root/work/cucriu.deb"
+	cp build/fresh-old.deb "$root/work/old.deb"
+	cp build/package/*.deb "$root/work/cucriu.deb"
 	mkdir -p "$root/work/try/scripts" "$root/work/try/build" "$root/work/criu"
 	cp -r build/cudasim build/workload "$root/work/try/build/"
 	cp scripts/{try-runc,common}.sh "$root/work/try/scripts/"
@@ -103,6 +138,7 @@ try_package() {
 		cucriu completion bash | cmp - /usr/share/bash-completion/completions/cucriu
 	'
 	inside env PATH=/work/criu:/usr/sbin:/usr/bin:/sbin:/bin /work/try/scripts/try-runc.sh
+	inside env PATH=/work/criu:/usr/sbin:/usr/bin:/sbin:/bin bash -euc "$upgrade"
 	inside dpkg --remove cucriu >/dev/null
 	inside bash -euc '
 		[[ -z $(find / -xdev -path "/usr/*cucriu*" -not -path "/work/*" -print -quit) ]] || { find / -xdev -path "/usr/*cucriu*"; exit 1; }
@@ -111,7 +147,9 @@ try_package() {
 }
 
 if [[ $what == package ]]; then
-	make sim workload package tools >/dev/null
+	make package VERSION=v0.0.1 >/dev/null
+	cp build/package/*.deb build/fresh-old.deb
+	make sim workload tools package VERSION=v0.0.2 >/dev/null
 fi
 for release in "${releases[@]}"; do
 	make_root
