@@ -50,7 +50,7 @@ for tool in "$@"; do
 			lacks dpkg-deb dpkg
 		fi
 		[[ ${SSL_CERT_FILE:-} || -e /etc/pki/tls/certs || $(ls -A /etc/ssl/certs 2>/dev/null) ]] || lacks "CA certificates" ca-certificates
-		[[ -s /sys/class/dmi/id/product_uuid || -s /etc/machine-id ]] || die "/etc/machine-id is empty" "systemd-machine-id-setup, or: tr -d - </proc/sys/kernel/random/uuid >/etc/machine-id"
+		[[ -s /sys/class/dmi/id/product_uuid || -s /etc/machine-id ]] || die "/etc/machine-id is empty" "Run: tr -d - </proc/sys/kernel/random/uuid >/etc/machine-id"
 		((EUID == 0)) || die "only root can run criu" "Run it as root: sudo make …"
 		;;
 	*)

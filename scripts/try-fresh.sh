@@ -69,7 +69,7 @@ satisfy() {
 			return
 		fi
 		say "$line"
-		line=$(sed -n 's/.*\(apt-get install\) /\1 -y -qq --no-install-recommends /p' <<<"$line")
+		line=$(sed -nE 's/.*(apt-get install) /\1 -y -qq --no-install-recommends /p; s/^ *Run: //p' <<<"$line")
 		[[ -n $line ]] || die "need.sh names no line that installs what is missing"
 		inside bash -c "$line" >/dev/null
 	done
