@@ -122,6 +122,12 @@ test: build sim workload tools ## vet and all tests (PKGS=./hooks TESTFLAGS='-ru
 		CUCRIU_TEST_SSH="$$(scripts/provide-ssh.sh)" CUCRIU_TEST_IPTABLES="$$(scripts/provide-iptables.sh)" scripts/private-exec.sh \
 		go test -count=1 -p 2 -timeout $(TEST_TIMEOUT) $(TESTFLAGS) $(PKGS)
 
+.PHONY: test-all
+test-all: test lint ## and engines, schedulers, fresh machines and soaks, for hours; installs Debian packages where one of these lacks them
+	for try in podman systemd slurm htcondor; do scripts/private-exec.sh scripts/try-$$try.sh; done
+	for what in package demo test; do scripts/try-fresh.sh $$what; done
+	$(MAKE) soak
+
 .PHONY: soak
 soak: build sim workload tools ## jobs are dumped, suspended, run, migrated side by side while all goes wrong (SOAK=1h SEED=n)
 	status=0; \
