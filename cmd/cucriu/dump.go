@@ -85,7 +85,7 @@ func drive(cmd *cobra.Command, do func(context.Context, *hooks.Hook) (checkpoint
 		return err
 	}
 	inspect.LimitOwnMemory()
-	p := newProgress()
+	p := newProgress(cmd)
 	hook.Progress = p.step
 	var result checkpoint.Result
 	err = atSignal(cmd, p.say, "undoing the "+cmd.Name()+" as soon as criu reaches a point where that is possible", func() (err error) {
@@ -98,6 +98,11 @@ func drive(cmd *cobra.Command, do func(context.Context, *hooks.Hook) (checkpoint
 		if err == nil {
 			fmt.Fprint(out, summary)
 		}
+		if isSet(cmd, "timeline") && result.Session != nil {
+			if trace, err := timelineOf("", result.Session.Session); err == nil {
+				drawTimeline(out, trace)
+			}
+		}
 	}))
 }
 
@@ -109,6 +114,7 @@ type criuFlags struct {
 
 // add defines the flags that dump and restore have in common.
 func (f *criuFlags) add(cmd *cobra.Command) {
+	timelineFlag(cmd)
 	flags, opts := cmd.Flags(), &rpc.CriuOpts{}
 	f.RPC = opts
 	criuFlag(cmd, &f.Path, "path of the criu to run")
@@ -126,7 +132,7 @@ func (f *criuFlags) add(cmd *cobra.Command) {
 		}
 		opts.LogLevel = proto.Int32(int32(level))
 		return nil
-	}}, "verbosity", "v", "how much criu logs: -v0 to -v4")
+	}}, "verbosity", "v", "how much criu logs: -v0 to -v4; the phases are listed too")
 	flags.StringVar(&f.ConfigFile, "criu-config", "", "a criu configuration file, for criu options that are not listed here")
 	flags.BoolVarP(&f.LeaveStopped, "leave-stopped", "s", false, "leave the processes stopped afterwards, with their GPU state restored")
 	flags.BoolVarP(is(&opts.ShellJob), "shell-job", "j", false, "the job belongs to a shell's session and terminal")

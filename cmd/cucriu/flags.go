@@ -149,15 +149,18 @@ func forceFlag(cmd *cobra.Command, to *[]string) {
 	}}, "force", "override a finding that would refuse the operation, by its name (see cucriu check); may be repeated")
 }
 
+// isSet says whether an option that not every command has is given.
+func isSet(cmd *cobra.Command, option string) bool {
+	given, err := cmd.Flags().GetBool(option)
+	return err == nil && given
+}
+
 // jsonFlag adds the option that [show] looks at.
 func jsonFlag(cmd *cobra.Command) {
 	cmd.Flags().Bool("json", false, "print JSON")
 }
 
-func asJSON(cmd *cobra.Command) bool {
-	given, err := cmd.Flags().GetBool("json")
-	return err == nil && given
-}
+func asJSON(cmd *cobra.Command) bool { return isSet(cmd, "json") }
 
 // show prints a value: with --json for machines, else as write does for people.
 func show(cmd *cobra.Command, value any, write func(out io.Writer)) error {
@@ -168,7 +171,7 @@ func show(cmd *cobra.Command, value any, write func(out io.Writer)) error {
 		if err := encoder.Encode(value); err != nil {
 			return err
 		}
-	} else {
+	} else if !isSet(cmd, "quiet") {
 		write(&out)
 	}
 	_, err := io.WriteString(cmd.OutOrStdout(), out.String())

@@ -213,7 +213,7 @@ damaged.`,
 			}
 			manifest, err := image.ReadManifest(dir)
 			if errors.Is(err, os.ErrNotExist) {
-				return show(cmd, nil, func(out io.Writer) { fmt.Fprintln(out, "no process of the image uses CUDA: there is nothing to map") })
+				return show(cmd, []mapped{}, func(out io.Writer) { fmt.Fprintln(out, "no process of the image uses CUDA: there is nothing to map") })
 			}
 			if err != nil {
 				return preflight.AsRefusal(err)
@@ -226,12 +226,35 @@ damaged.`,
 			if err != nil {
 				err = preflight.AsRefusal(err)
 			}
-			return errors.Join(show(cmd, nil, func(out io.Writer) { writePlan(out, plan, indexOfHost(hook), uuids) }), err)
+			return errors.Join(show(cmd, mappedOf(plan), func(out io.Writer) { writePlan(out, plan, indexOfHost(hook), uuids) }), err)
 		}),
 	}
 	folderFlag(cmd, &dir, "images-dir", "D", "the image directory (default: this one)")
+	jsonFlag(cmd)
 	uuidFlag(cmd, &uuids)
 	return cmd
+}
+
+// mapped is what map reports of a GPU with --json.
+type mapped struct {
+	From cudackpt.UUID `json:"from"`
+	To   cudackpt.UUID `json:"to"`
+	Why  string        `json:"why"`
+}
+
+func mappedOf(plan gpumap.Plan) []mapped {
+	all := []mapped{} // not nil: null is no list in JSON
+	for _, a := range plan.Assignments {
+		all = append(all, mapped{a.From.UUID, a.To.UUID, reasonOf(a)})
+	}
+	return all
+}
+
+func reasonOf(a gpumap.Assignment) string {
+	if a.Rule != nil {
+		return a.Rule.String()
+	}
+	return a.Reason.String()
 }
 
 func writePlan(out io.Writer, plan gpumap.Plan, here gpuIndex, uuids bool) {
@@ -240,11 +263,7 @@ func writePlan(out io.Writer, plan gpumap.Plan, here gpuIndex, uuids bool) {
 	}
 	table := newTable("IMAGE", "HERE", "MODEL", "PCI", "PCI HERE", "WHY")
 	for i, a := range plan.Assignments {
-		why := a.Reason.String()
-		if a.Rule != nil {
-			why = a.Rule.String()
-		}
-		table.row(strconv.Itoa(i), here.names([]cudackpt.UUID{a.To.UUID}), a.From.Model, a.From.PCIBusID, a.To.PCIBusID, why)
+		table.row(strconv.Itoa(i), here.names([]cudackpt.UUID{a.To.UUID}), a.From.Model, a.From.PCIBusID, a.To.PCIBusID, reasonOf(a))
 		if uuids {
 			table.below(a.From.UUID.String() + " -> " + a.To.UUID.String())
 		}

@@ -227,9 +227,14 @@ This can be done while the job runs.`
 		if err := v.store.Pin(c.Name, pin); err != nil {
 			return err
 		}
-		fmt.Fprintf(cmd.OutOrStdout(), said, c.Name, v.job.Name)
-		return nil
+		report := struct {
+			Job        string `json:"job"`
+			Checkpoint string `json:"checkpoint"`
+			Pinned     bool   `json:"pinned"`
+		}{v.job.Name, c.Name, pin}
+		return show(cmd, report, func(out io.Writer) { fmt.Fprintf(out, said, c.Name, v.job.Name) })
 	}
+	jsonFlag(cmd)
 	return cmd
 }
 
@@ -400,7 +405,7 @@ anything is damaged.`,
 
 func verifyCheckpoint(cmd *cobra.Command, view *store.Store, c store.Checkpoint) error {
 	var done atomic.Int64
-	progress := newProgress()
+	progress := newProgress(cmd)
 	defer progress.stop()
 	progress.measured("reading checkpoint "+c.Name, func() (int64, int64) { return done.Load(), c.Bytes })
 	return view.Verify(cmd.Context(), c, runtime.GOMAXPROCS(0), func(bytes int) { done.Add(int64(bytes)) })

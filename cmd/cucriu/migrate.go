@@ -71,7 +71,7 @@ from it, in the same directory. Its cucriu run here ends with --moved-status.`,
 				return err
 			}
 			hook.Force = force
-			p := newProgress()
+			p := newProgress(cmd)
 			o.Progress = p.migration
 			var result migrate.Result
 			err = atSignal(cmd, p.say, "the job stays here, unless it is already complete there", func() (err error) {
@@ -125,6 +125,7 @@ from it, in the same directory. Its cucriu run here ends with --moved-status.`,
 	flags.StringVar(&o.Stage, "stage", "", "a directory for the image (default: /dev/shm, in memory)")
 	criuFlag(cmd, &o.Criu, "path of the criu to run here")
 	forceFlag(cmd, &force)
+	flags.BoolP("verbose", "v", false, "print a line for each phase as it begins")
 	flags.BoolVar(&asTimeline, "timeline", false, "show what both hosts did, and when; with --json, in Chrome's trace format")
 	jsonFlag(cmd)
 	return cmd

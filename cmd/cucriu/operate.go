@@ -57,6 +57,12 @@ func writeProcesses(out io.Writer, index gpuIndex, processes []checkpoint.CUDAPr
 	table.write(out)
 }
 
+// changed is what lock and unlock report with --json.
+type changed struct {
+	PIDs  []int  `json:"pids"`
+	State string `json:"state"`
+}
+
 func lockCommand() *cobra.Command {
 	var pids []int
 	var timeout time.Duration
@@ -77,12 +83,17 @@ only way to lock ranks that wait for each other.`,
 					return usageError{fmt.Errorf("--timeout: %w", err)}
 				}
 			}
-			return atSignal(cmd, say, "undoing it as soon as the driver answers", func() error {
+			err := atSignal(cmd, say, "undoing it as soon as the driver answers", func() error {
 				return checkpoint.Lock(cmd.Context(), hook, pids)
 			})
+			if err != nil {
+				return err
+			}
+			return show(cmd, changed{pids, cudackpt.StateLocked.String()}, func(io.Writer) {})
 		}),
 	}
 	pidsFlag(cmd, &pids)
+	jsonFlag(cmd)
 	timeoutFlag(cmd, &timeout, "timeout", "how long work in flight may take; lock.timeout of the configuration if not given")
 	return cmd
 }
@@ -95,10 +106,15 @@ func unlockCommand() *cobra.Command {
 		Example: "  cucriu unlock -p 4711",
 		Args:    noArguments,
 		RunE: withHook(func(cmd *cobra.Command, hook *hooks.Hook, _ []string) error {
-			return atSignal(cmd, say, "an unlock that has begun is not interrupted", func() error { return checkpoint.Unlock(cmd.Context(), hook, pids) })
+			err := atSignal(cmd, say, "an unlock that has begun is not interrupted", func() error { return checkpoint.Unlock(cmd.Context(), hook, pids) })
+			if err != nil {
+				return err
+			}
+			return show(cmd, changed{pids, cudackpt.StateRunning.String()}, func(io.Writer) {})
 		}),
 	}
 	pidsFlag(cmd, &pids)
+	jsonFlag(cmd)
 	return cmd
 }
 

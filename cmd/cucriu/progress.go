@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/prometheus/procfs"
+	"github.com/spf13/cobra"
 	"golang.org/x/sys/unix"
 
 	"cucriu/hooks/checkpoint"
@@ -24,10 +25,12 @@ import (
 )
 
 // progress tells people what a dump or restore does. On a terminal it uses one line that
-// changes. Elsewhere it prints a line for each phase, and more lines in long phases.
+// changes. Elsewhere it prints a line only when a phase takes long; with -v one for each phase.
 type progress struct {
-	out *logging.Writer
-	tty bool
+	out     *logging.Writer
+	tty     bool
+	quiet   bool // only what is said of itself
+	verbose bool
 
 	mu      sync.Mutex
 	phase   string
@@ -37,9 +40,13 @@ type progress struct {
 	done    chan struct{}
 }
 
-func newProgress() *progress {
+// patience is how long a phase takes before a line is printed where there is no terminal.
+const patience = 10 * time.Second
+
+func newProgress(cmd *cobra.Command) *progress {
 	_, err := unix.IoctlGetTermios(int(os.Stderr.Fd()), unix.TCGETS)
-	p := &progress{out: logging.Stderr(), tty: err == nil, done: make(chan struct{})}
+	quiet, verbose := isSet(cmd, "quiet"), isSet(cmd, "verbose") || cmd.Flags().Changed("verbosity")
+	p := &progress{out: logging.Stderr(), tty: err == nil && !quiet && !verbose, quiet: quiet, verbose: verbose, done: make(chan struct{})}
 	go p.run()
 	return p
 }
@@ -69,7 +76,7 @@ func (p *progress) begin(phase string, measure func() (done, total int64)) {
 	defer p.mu.Unlock()
 	if p.phase != phase {
 		p.phase, p.begun, p.said = phase, time.Now(), time.Now()
-		if !p.tty {
+		if p.verbose {
 			fmt.Fprintf(p.out, "cucriu: %s\n", phase)
 		}
 	}
@@ -148,7 +155,7 @@ func (p *progress) run() {
 		case <-tick.C:
 		}
 		p.mu.Lock()
-		if p.phase != "" && (p.tty || time.Since(p.said) > 10*time.Second) {
+		if p.phase != "" && !p.quiet && (p.tty || time.Since(p.said) > patience) {
 			p.line()
 		}
 		p.mu.Unlock()
@@ -161,7 +168,7 @@ func (p *progress) line() {
 	elapsed := time.Since(p.begun)
 	if p.measure != nil {
 		if done, total := p.measure(); total > 0 && done > 0 {
-			text += fmt.Sprintf(": %s of %s, %s/s", units.Size(min(done, total)), units.Size(total), units.Size(int64(float64(done)/max(elapsed.Seconds(), 0.1))))
+			text += ": " + howFar(min(done, total), total, elapsed)
 		}
 	}
 	text += fmt.Sprintf(" (%s)", elapsed.Round(time.Second))
@@ -172,6 +179,16 @@ func (p *progress) line() {
 	}
 	io.WriteString(p.out, text)
 	p.said = time.Now()
+}
+
+// howFar says how much is done, how fast, and for how long it will go on at that rate.
+func howFar(done, total int64, elapsed time.Duration) string {
+	rate := float64(done) / max(elapsed.Seconds(), 0.1)
+	text := fmt.Sprintf("%d%% of %s, %s/s", 100*done/total, units.Size(total), units.Size(int64(rate)))
+	if left := time.Duration(float64(total-done) / rate * float64(time.Second)).Round(time.Second); left > 0 && elapsed > time.Second {
+		text += fmt.Sprintf(", %v left", left)
+	}
+	return text
 }
 
 // measureOf returns how to measure the progress of a step; nil if it cannot be measured. Staged

@@ -70,10 +70,14 @@ func settle(cmd *cobra.Command, hook *hooks.Hook, take, drop string) error {
 		return usageError{errors.New("either --take or --drop")}
 	}
 	message, err := migrate.Settle(context.WithoutCancel(cmd.Context()), hook, take+drop, take != "")
-	if err == nil {
-		_, err = fmt.Fprintln(cmd.OutOrStdout(), message)
+	if err != nil {
+		return err
 	}
-	return err
+	report := struct {
+		Migration string `json:"migration"`
+		Message   string `json:"message"`
+	}{take + drop, message}
+	return show(cmd, report, func(out io.Writer) { fmt.Fprintln(out, message) })
 }
 
 // upper begins a text with a capital letter.

@@ -43,6 +43,7 @@ invalid one is wrong usage.`,
 	root.AddCommand(hiddenCommands()...)
 	root.AddCommand(manCommands()...)
 	root.AddCommand(runCommand(), jobsCommand(), checkCommand(), mapCommand(), gpusCommand(), inspectCommand(), versionCommand(), exitStatusTopic())
+	root.PersistentFlags().BoolP("quiet", "q", false, "print nothing but warnings and errors, and what was asked for with --json")
 	completeHelp(root)
 	return root
 }
@@ -115,7 +116,7 @@ func newHook() (*hooks.Hook, error) {
 	if os.Getenv(config.EnvLog) == "" && cfg.Log.File == "" {
 		cfg.Log.Level = max(cfg.Log.Level, slog.LevelWarn) // the command itself says what people need to know
 	}
-	log, err := logging.New(cfg.Log, "cucriu")
+	log, err := logging.NewCommand(cfg.Log)
 	if err != nil {
 		return nil, usageError{err}
 	}

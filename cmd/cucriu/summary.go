@@ -84,11 +84,6 @@ func (s summary) String() string {
 	if s.Trial != nil {
 		fmt.Fprintf(&text, "  trial restore: %v\n", s.Trial)
 	}
-	if len(s.Phases) > 0 {
-		for _, line := range wrap(fmt.Sprint(s.Phases), textColumns-2) {
-			fmt.Fprintln(&text, "  "+line)
-		}
-	}
 	return text.String()
 }
 

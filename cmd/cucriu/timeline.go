@@ -8,6 +8,8 @@ import (
 	"strings"
 	"unicode/utf8"
 
+	"github.com/spf13/cobra"
+
 	"cucriu/hooks/preflight"
 	"cucriu/internal/image"
 	"cucriu/internal/journal"
@@ -19,6 +21,11 @@ const (
 	minBar         = 16 // columns
 	maxLabel       = 16 // columns of a name: as long as the kernel's name of a process
 )
+
+// timelineFlag adds the option to show, after the result, where the time went.
+func timelineFlag(cmd *cobra.Command) {
+	cmd.Flags().Bool("timeline", false, "show at the end what took how long")
+}
 
 // timelineOf reads the timeline of an image directory, or of a session that is given by its
 // name.

@@ -6,7 +6,10 @@ import (
 	"fmt"
 	"io"
 	"log/slog"
+	"maps"
 	"os"
+	"slices"
+	"strings"
 
 	"github.com/sirupsen/logrus"
 	logrusslog "github.com/sirupsen/logrus/hooks/slog"
@@ -17,20 +20,76 @@ import (
 // New returns the logger that a configuration describes. Lines go to stderr (in a hook,
 // that is criu's log) and also to the configured file.
 func New(c config.Log, component string) (*slog.Logger, error) {
+	return newLogger(c, component, formatter(c))
+}
+
+// NewCommand returns the logger of a command. What it prints on stderr is for people: a warning
+// is a sentence. The configured file has lines as [New] writes them.
+func NewCommand(c config.Log) (*slog.Logger, error) {
+	if c.Format == config.JSON {
+		return New(c, "cucriu")
+	}
+	return newLogger(c, "cucriu", plain{})
+}
+
+func formatter(c config.Log) logrus.Formatter {
+	if c.Format == config.JSON {
+		return &logrus.JSONFormatter{}
+	}
+	return &logrus.TextFormatter{FullTimestamp: true, DisableColors: true}
+}
+
+func newLogger(c config.Log, component string, onStderr logrus.Formatter) (*slog.Logger, error) {
 	logger := logrus.New()
 	logger.SetLevel(logrusslog.SlogLevel(c.Level).Level())
-	if c.Format == config.JSON {
-		logger.SetFormatter(&logrus.JSONFormatter{})
-	} else {
-		logger.SetFormatter(&logrus.TextFormatter{FullTimestamp: true, DisableColors: true})
-	}
+	logger.SetFormatter(onStderr)
 	logger.SetOutput(Stderr())
 	if c.File != "" {
 		file, err := os.OpenFile(c.File, os.O_CREATE|os.O_WRONLY|os.O_APPEND, 0o600)
 		if err != nil {
 			return nil, fmt.Errorf("log file: %w", err)
 		}
-		logger.SetOutput(io.MultiWriter(Stderr(), file))
+		logger.AddHook(toFile{file, formatter(c)})
 	}
 	return slog.New(logrusslog.NewHandler(logger, nil)).With("component", component), nil
+}
+
+// toFile is a logrus hook that writes every line into a file.
+type toFile struct {
+	file   io.Writer
+	format logrus.Formatter
+}
+
+func (toFile) Levels() []logrus.Level { return logrus.AllLevels }
+
+func (f toFile) Fire(entry *logrus.Entry) error {
+	line, err := f.format.Format(entry)
+	if err == nil {
+		_, err = f.file.Write(line)
+	}
+	return err
+}
+
+// plain is the format for people: the program, the level if it is worth mentioning, the message, and
+// the rest in parentheses.
+type plain struct{}
+
+func (plain) Format(entry *logrus.Entry) ([]byte, error) {
+	var line, more strings.Builder
+	line.WriteString("cucriu: ")
+	if entry.Level <= logrus.WarnLevel {
+		line.WriteString(entry.Level.String() + ": ")
+	}
+	line.WriteString(entry.Message)
+	for _, key := range slices.Sorted(maps.Keys(entry.Data)) {
+		if key == "error" {
+			fmt.Fprintf(&line, ": %v", entry.Data[key])
+		} else if key != "component" {
+			fmt.Fprintf(&more, ", %s %v", key, entry.Data[key])
+		}
+	}
+	if more.Len() > 0 {
+		line.WriteString(" (" + more.String()[2:] + ")")
+	}
+	return []byte(line.String() + "\n"), nil
 }

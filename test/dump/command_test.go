@@ -3,6 +3,7 @@ package dump
 import (
 	"encoding/json"
 	"errors"
+	"fmt"
 	"io"
 	"os"
 	"os/exec"
@@ -23,14 +24,17 @@ func TestCommandDumpAndRestore(t *testing.T) {
 		host := testenv.NewHost(t, 2)
 		job := host.Start(2, "--procs", "2", "--gpus", "0,1", "--spin", "stream-sync")
 		images := testenv.NewImages(t)
-		out := testenv.Exits(t, host, 0, "dump", "-t", job.Root(), "-D", images)
+		out := testenv.Exits(t, host, 0, "dump", "-t", job.Root(), "-D", images, "--timeline")
 		testenv.Eventually(t, testenv.Soon, "the job has ended", func() bool { return !job.Alive() })
 		if host.LastOutcome() != "dumped" {
 			t.Fatalf("the job is not dumped but %q\n%s", host.LastOutcome(), out)
 		}
 		testenv.WholeImage(t, images)
-		if !strings.Contains(out, "moving GPU memory") || !strings.Contains(out, "2 CUDA processes") {
-			t.Errorf("neither progress nor summary:\n%s", out)
+		if !strings.HasPrefix(out, fmt.Sprintf("dumped process %d into %s: 2 CUDA processes", job.PID, images)) {
+			t.Errorf("the result does not come first:\n%s", out)
+		}
+		if !strings.Contains(out, "START MS") {
+			t.Errorf("no timeline:\n%s", out)
 		}
 		testenv.Eventually(t, testenv.Soon, "the job is reaped", job.Gone)
 		var summary struct {
@@ -512,6 +516,21 @@ func killEarly(t *testing.T, host *testenv.Host, job *testenv.Job, images string
 	_ = unix.Kill(job.PID, unix.SIGSTOP)
 	exe, err := os.Readlink(filepath.Join("/proc", job.Root(), "exe"))
 	return err == nil && filepath.Base(exe) == "criu"
+}
+
+// TestACommandPrintsItsResult, and with -q nothing.
+func TestACommandPrintsItsResult(t *testing.T) {
+	testenv.Simulated(t, func(t *testing.T) {
+		host := testenv.NewHost(t, 1)
+		job := host.Start(1)
+		if out := testenv.Exits(t, host, 0, "dump", "-t", job.Root(), "-D", testenv.NewImages(t), "-R"); strings.Contains(out, "checkpoint") || strings.Contains(out, "level=") {
+			t.Errorf("more than the result:\n%s", out)
+		}
+		if out := testenv.Exits(t, host, 0, "dump", "-t", job.Root(), "-D", testenv.NewImages(t), "-R", "-q"); out != "" {
+			t.Errorf("-q prints %q", out)
+		}
+		job.Runs()
+	})
 }
 
 // TestCommandShowsProgressOnATerminal in one line that it rewrites.

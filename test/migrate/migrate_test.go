@@ -122,7 +122,7 @@ func TestAhead(t *testing.T) {
 		p := hosts.New(t, hosts.Options{})
 		w := p.A.Start(1, "--mib", "16", "--ballast", "128")
 		watch := w.Watch()
-		first := move(t, w, p.A, p.B, "--precopy")
+		first := move(t, w, p.A, p.B, "--precopy", "-v")
 		if first.Ahead < 128<<20 || first.Bytes > 64<<20 {
 			t.Errorf("%d bytes were sent ahead and %d at the standstill; most of the 128 MiB does not change", first.Ahead, first.Bytes)
 		}

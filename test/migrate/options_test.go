@@ -56,7 +56,7 @@ func TestTheOptionsOfAMigration(t *testing.T) {
 		if status := m.status(); status != 0 {
 			t.Fatalf("exit status %d", status)
 		}
-		_, text, _ := strings.Cut(m.out.String(), "\n{")
+		_, text, _ := strings.Cut(m.out.String(), "{")
 		if err := json.Unmarshal([]byte("{"+text), &r); err != nil {
 			t.Fatal(err)
 		}
