@@ -144,7 +144,7 @@ lint: need-go ## gofumpt, go vet, staticcheck, both architectures, and shellchec
 ##@ Machines with a GPU, without Go or a network
 
 .PHONY: gpu-bundle
-gpu-bundle: build sim workload ## build/gpu-bundle and its .tar.gz (GPU_TEST_PACKAGES='./cudackpt ...')
+gpu-bundle: build sim workload ## build/gpu-bundle and its .tar.xz (GPU_TEST_PACKAGES='./cudackpt ...')
 	scripts/gpu-bundle.sh $(GPU_TEST_PACKAGES)
 
 .PHONY: test-gpu

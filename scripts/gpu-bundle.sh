@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# gpu-bundle.sh PACKAGES...: makes build/gpu-bundle and build/gpu-bundle.tar.gz, with everything that a machine with a GPU needs to
+# gpu-bundle.sh PACKAGES...: makes build/gpu-bundle and build/gpu-bundle.tar.xz, with everything that a machine with a GPU needs to
 # run these packages' tests and the workloads. That machine needs no Go, gcc, network or installed CRIU.
 #
 # The bundle is laid out like the repository (go.mod at its top, each test binary and its testdata in its package's directory),
@@ -18,6 +18,7 @@ new=$bundle.new
 run=$scripts/gpu-run.sh
 [[ -f $run ]] || die "$run, which becomes the bundle's run.sh, is missing"
 
+have xz || die "xz is missing" "Install xz-utils."
 criu=$("$scripts/provide-criu.sh" --unpacked)
 
 rm -rf "$new"
@@ -70,16 +71,16 @@ chmod +x "$new/run.sh" "$new/link-criu.sh"
 
 rm -rf "$bundle"
 mv "$new" "$bundle"
-# gzip rather than zstd, because every machine can unpack it.
-tar -C "$repo/build" --owner=0 --group=0 --numeric-owner -czf "$bundle.tar.gz.new" gpu-bundle
-mv "$bundle.tar.gz.new" "$bundle.tar.gz"
+# xz finds what the programs have in common, and almost every machine can unpack it.
+XZ_OPT='-T0 -3' tar -C "$repo/build" --owner=0 --group=0 --numeric-owner -cJf "$bundle.tar.xz.new" gpu-bundle
+mv "$bundle.tar.xz.new" "$bundle.tar.xz"
 
 mib() { # of the bytes in $1, rounded up
 	printf '%d' $((($1 + 1048575) / 1048576))
 }
-packed=$(stat -c %s "$bundle.tar.gz")
+packed=$(stat -c %s "$bundle.tar.xz")
 unpacked=$(du -s --apparent-size --block-size=1 "$bundle" | cut -f1)
-note "build/gpu-bundle: $(mib "$unpacked") MiB; build/gpu-bundle.tar.gz: $(mib "$packed") MiB; test packages: $*"
+note "build/gpu-bundle: $(mib "$unpacked") MiB; build/gpu-bundle.tar.xz: $(mib "$packed") MiB; test packages: $*"
 if ((packed > limit_mib * 1048576)); then
 	du -a --apparent-size -m "$bundle" | sort -rn | head -n 12 >&2
 	die "the bundle is larger than $limit_mib MiB (its largest parts, in MiB, are above)"

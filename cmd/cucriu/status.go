@@ -31,7 +31,7 @@ type statusReport struct {
 }
 
 func statusCommand() *cobra.Command {
-	var uuids bool
+	var uuids, all bool
 	var dir string
 	cmd := &cobra.Command{
 		Use:   "status",
@@ -39,10 +39,11 @@ func statusCommand() *cobra.Command {
 		Long: `Show the CUDA processes of this host, its long jobs, its dumps and restores, and
 what became of them.
 
-GPUs are shown by their index in cucriu gpus. The last dumps and restores that
-were refused are shown until the same one is begun, for a week at most.
+GPUs are shown by their index in cucriu gpus. Dumps and restores of more than a day
+ago are only counted, unless they are still open; --all and --json list them. One that
+was refused is listed until the same one is begun, for a week at most.
 
-With -D, only the sessions of an image are shown. The exit status is 0 then if the
+With -D, all sessions of an image are shown, and nothing else. The exit status is 0 then if the
 last dump into it, or restore from it, has succeeded, no matter who ran criu; 1 if
 not; 3 if it was refused or none is known; 4 if it is not over within 10 s.`,
 		Example: "  cucriu status\n  cucriu status --json\n  cucriu status -D /var/lib/images/job1",
@@ -79,14 +80,33 @@ not; 3 if it was refused or none is known; 4 if it is not over within 10 s.`,
 				default:
 					fmt.Fprintln(out, "no dump, restore or suspend is known")
 				}
+				older := 0
+				if !all {
+					older = r.dropOlder(time.Now().Add(-listed))
+				}
 				r.writeSessions(out)
+				if older > 0 {
+					fmt.Fprintf(out, "\nolder than a day, and not listed: %d (--all lists them)\n", older)
+				}
 			}), err)
 		}),
 	}
 	folderFlag(cmd, &dir, "images-dir", "D", "show only this image's sessions, and exit with its status")
+	cmd.Flags().BoolVarP(&all, "all", "a", false, "also list dumps and restores of more than a day ago")
 	jsonFlag(cmd)
 	uuidFlag(cmd, &uuids)
 	return cmd
+}
+
+// listed is how long what has ended, or was refused, is listed.
+const listed = 24 * time.Hour
+
+// dropOlder drops what is over and was begun before a time, and returns how much that was.
+func (r *statusReport) dropOlder(before time.Time) int {
+	n := len(r.Sessions) + len(r.Refusals)
+	r.Sessions = slices.DeleteFunc(r.Sessions, func(s hooks.Status) bool { return s.Outcome != "" && s.Begun.Before(before) })
+	r.Refusals = slices.DeleteFunc(r.Refusals, func(r journal.Refusal) bool { return r.Last.Before(before) })
+	return n - len(r.Sessions) - len(r.Refusals)
 }
 
 // writeSessions shows each session in a row, with what there is to say of it below.

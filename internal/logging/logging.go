@@ -71,7 +71,7 @@ func (f toFile) Fire(entry *logrus.Entry) error {
 }
 
 // plain is the format for people: the program, the level if it is worth mentioning, the message, and
-// the rest in parentheses.
+// in parentheses what the message does not say.
 type plain struct{}
 
 func (plain) Format(entry *logrus.Entry) ([]byte, error) {
@@ -82,10 +82,12 @@ func (plain) Format(entry *logrus.Entry) ([]byte, error) {
 	}
 	line.WriteString(entry.Message)
 	for _, key := range slices.Sorted(maps.Keys(entry.Data)) {
-		if key == "error" {
-			fmt.Fprintf(&line, ": %v", entry.Data[key])
-		} else if key != "component" {
-			fmt.Fprintf(&more, ", %s %v", key, entry.Data[key])
+		value := fmt.Sprint(entry.Data[key])
+		switch {
+		case key == "error":
+			line.WriteString(": " + value)
+		case key != "component" && value != "false" && !strings.Contains(entry.Message, value):
+			fmt.Fprintf(&more, ", %s %s", key, value)
 		}
 	}
 	if more.Len() > 0 {

@@ -9,6 +9,7 @@ import (
 	"strconv"
 	"strings"
 	"testing"
+	"time"
 	"unicode/utf8"
 
 	"cucriu/hooks"
@@ -154,6 +155,26 @@ func TestARefusalIsKeptUntilTheSameIsBegun(t *testing.T) {
 		kept := b.status(t).Refusals
 		if len(kept) != 16 || !strings.HasSuffix(kept[15].ImageDir, "nowhere-19") {
 			t.Errorf("%d refusals are kept, want the last 16", len(kept))
+		}
+		// Those of more than a day ago are only counted.
+		for i := range kept[:10] {
+			kept[i].Last = kept[i].Last.Add(-25 * time.Hour)
+		}
+		data, err := json.Marshal(kept)
+		if err != nil {
+			t.Fatal(err)
+		}
+		testenv.WriteFile(t, filepath.Join(b.RunDir, "refused.json"), string(data))
+		for _, some := range []struct {
+			args  []string
+			shown int
+			says  bool
+		}{{[]string{"status"}, 6, true}, {[]string{"status", "--all"}, 16, false}} {
+			stdout, stderr, status := b.run(t, some.args...)
+			shown := strings.Count(stdout, " restore ")
+			if status != 0 || shown != some.shown || strings.Contains(stdout, "not listed: 10 (--all") != some.says {
+				t.Errorf("%v shows %d refusals, want %d; status %d\n%s%s", some.args, shown, some.shown, status, stdout, stderr)
+			}
 		}
 		// What nobody can read is no reason to refuse anything.
 		testenv.WriteFile(t, filepath.Join(b.RunDir, "refused.json"), "{")
