@@ -79,8 +79,14 @@ forced: ` + strings.Join(preflight.Forceable(), ", ") + `.`,
 			more = slices.DeleteFunc(more, func(f preflight.Finding) bool { return slices.Contains(findings, f) })
 			hook.Force = force
 			findings = hook.Judge(append(findings, more...))
-			err = show(cmd, findings, func(out io.Writer) { writeFindings(out, findings) })
-			return errors.Join(err, verdict(findings))
+			blocked := verdict(findings)
+			err = show(cmd, findings, func(out io.Writer) {
+				if blocked == nil {
+					fmt.Fprintln(out, checked(pid, dir, len(findings.Of(preflight.SeverityWarning))))
+				}
+				writeFindings(out, findings)
+			})
+			return errors.Join(err, blocked)
 		},
 	}
 	flags := cmd.Flags()
@@ -91,6 +97,24 @@ forced: ` + strings.Join(preflight.Forceable(), ", ") + `.`,
 	flags.BoolVar(&calibrate, "calibrate", false, "find out, with two helper processes, whether sharing of device memory can be detected")
 	jsonFlag(cmd)
 	return cmd
+}
+
+// checked says what can be done when nothing blocks it.
+func checked(pid int, dir string, warnings int) string {
+	text := "this machine can dump and restore"
+	switch {
+	case pid != 0:
+		text = fmt.Sprintf("process %d can be dumped", pid)
+	case dir != "":
+		text = dir + " can be restored here"
+	}
+	switch warnings {
+	case 0:
+		return text
+	case 1:
+		return text + ", with 1 warning"
+	}
+	return fmt.Sprintf("%s, with %d warnings", text, warnings)
 }
 
 func writeFindings(out io.Writer, findings preflight.Findings) {

@@ -179,7 +179,7 @@ to their own. If a GPU lacks the memory, nothing is changed.`,
 			})
 			return errors.Join(err, show(cmd, resumed, func(out io.Writer) {
 				for _, s := range resumed {
-					fmt.Fprintf(out, "%v: %s\n", s.PIDs(), s.Message)
+					fmt.Fprintf(out, "%s: %s\n", somePIDs(s.PIDs()), s.Message)
 				}
 				if len(resumed) == 0 && err == nil {
 					fmt.Fprintln(out, "nothing to resume: already running")

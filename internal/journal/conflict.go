@@ -36,17 +36,17 @@ func (s *Session) Conflict() error {
 }
 
 func (s *Session) suspendConflict() error {
-	var pids []int
-	for _, member := range s.Members {
-		pids = append(pids, member.PID)
+	suspended := fmt.Sprintf("process %d", s.Members[0].PID)
+	if more := len(s.Members) - 1; more > 0 {
+		suspended += fmt.Sprintf(" (and %d more)", more)
 	}
-	remedy := fmt.Sprintf("cucriu resume -p %d resumes them", pids[0])
+	remedy := fmt.Sprintf("resume it with cucriu resume -p %d", s.Members[0].PID)
 	if !s.Suspended() {
 		return fault.New(
-			fmt.Sprintf("processes %v are being suspended or resumed by process %d (step %s)", pids, s.Criu.PID, s.Step),
+			fmt.Sprintf("%s is being suspended or resumed by process %d (step %s)", suspended, s.Criu.PID, s.Step),
 			"wait for it; if it is gone, "+remedy)
 	}
-	meaning := fmt.Sprintf("processes %v were suspended at %s", pids, s.Created.Local().Format(time.TimeOnly))
+	meaning := fmt.Sprintf("%s was suspended at %s", suspended, s.Created.Local().Format(time.TimeOnly))
 	if s.Message != "" {
 		meaning += "; " + s.Message
 	}
