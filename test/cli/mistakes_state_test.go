@@ -43,7 +43,7 @@ func TestMistakesAboutWhatIsSuspendedOrLocked(t *testing.T) {
 		other.Runs()
 
 		done("suspend", "-p", pid)
-		resumes := "cucriu resume -p " + pid + " resumes them"
+		resumes := "resume it with cucriu resume -p " + pid
 		b.make(t,
 			mistake{"suspend twice", []string{"suspend", "-p", pid}, refused, resumes},
 			mistake{"lock of what is suspended", []string{"lock", "-p", pid}, refused, resumes},
