@@ -1,10 +1,12 @@
 package main
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"io"
 	"os"
+	"slices"
 	"strings"
 	"unicode/utf8"
 
@@ -19,7 +21,7 @@ import (
 const (
 	defaultColumns = 80
 	minBar         = 16 // columns
-	maxLabel       = 16 // columns of a name: as long as the kernel's name of a process
+	mostSpans      = 12 // that are drawn
 )
 
 // timelineFlag adds the option to show, after the result, where the time went.
@@ -56,17 +58,17 @@ func timelineOf(dir, session string) (timeline.Trace, error) {
 	return timeline.Trace{}, preflight.AsRefusal(fmt.Errorf("there is no session %q: cucriu status lists them", session))
 }
 
-// drawTimeline draws a line for each span, with a bar in the columns that are left.
+// drawTimeline draws a line for each of the longest spans, with a bar in the columns that are left.
 func drawTimeline(out io.Writer, trace timeline.Trace) {
 	lines := [][4]string{{"SPAN", "PROCESS", "START MS", "TOOK MS"}}
 	ofHosts := trace.About["rows"] == "hosts"
 	if ofHosts {
 		lines[0][1] = "HOST"
 	}
-	spans := trace.Spans()
+	spans, rest := longest(trace.Spans())
 	total := int64(1)
 	for _, span := range spans {
-		name, row := label(span.Name), label(trace.RowOf(span))
+		name, row := span.Name, trace.RowOf(span)
 		if span.Failed() {
 			name += " (failed)"
 		}
@@ -91,6 +93,29 @@ func drawTimeline(out io.Writer, trace timeline.Trace) {
 		row := fmt.Sprintf("%-*s  %-*s  %*s  %*s  %s", w[0], l[0], w[1], l[1], w[2], l[2], w[3], l[3], bar)
 		fmt.Fprintln(out, strings.TrimRight(row, " "))
 	}
+	if len(rest) > 0 {
+		var took int64
+		for _, span := range rest {
+			took = max(took, span.Duration)
+		}
+		fmt.Fprintf(out, "and %d of at most %s ms each, which --json lists\n", len(rest), ms(took))
+	}
+}
+
+// longest divides spans into those that failed or took longest, and the rest.
+func longest(spans []timeline.Event) (drawn, rest []timeline.Event) {
+	if len(spans) <= mostSpans+1 { // a line that counts one is as long as its own
+		return spans, nil
+	}
+	byDuration := slices.SortedFunc(slices.Values(spans), func(a, b timeline.Event) int { return cmp.Compare(b.Duration, a.Duration) })
+	for _, span := range spans {
+		if span.Failed() || span.Duration >= byDuration[mostSpans-1].Duration {
+			drawn = append(drawn, span)
+		} else {
+			rest = append(rest, span)
+		}
+	}
+	return drawn, rest
 }
 
 // timelineBar draws a span's part of the whole time. A span that is too short to be seen is a
@@ -104,13 +129,6 @@ func timelineBar(span timeline.Event, total int64, width int) string {
 		bar = strings.Repeat("█", max(1, length))
 	}
 	return strings.Repeat(" ", from) + bar
-}
-
-func label(text string) string {
-	if runes := []rune(text); len(runes) > maxLabel {
-		return string(runes[:maxLabel-1]) + "…"
-	}
-	return text
 }
 
 func ms(micros int64) string { return fmt.Sprintf("%.1f", float64(micros)/1000) }

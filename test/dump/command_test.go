@@ -8,6 +8,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"regexp"
 	"strconv"
 	"strings"
 	"testing"
@@ -33,7 +34,7 @@ func TestCommandDumpAndRestore(t *testing.T) {
 		if !strings.HasPrefix(out, fmt.Sprintf("dumped process %d into %s: 2 CUDA processes", job.PID, images)) {
 			t.Errorf("the result does not come first:\n%s", out)
 		}
-		if !strings.Contains(out, "START MS") {
+		if !strings.Contains(out, "START MS") || !strings.Contains(out, "\ncheckpoint  ") || !regexp.MustCompile(`\nand \d+ of at most [\d.]+ ms each`).MatchString(out) {
 			t.Errorf("no timeline:\n%s", out)
 		}
 		testenv.Eventually(t, testenv.Soon, "the job is reaped", job.Gone)
