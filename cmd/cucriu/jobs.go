@@ -183,11 +183,9 @@ func askCommand(op life.Op, short, long string) *cobra.Command {
 			if err != nil {
 				return err
 			}
-			answer, err := jobs.Ask(cmd.Context(), hook.Config.RunDir, job, jobs.Request{Op: op}, func(text string) {
-				if !asJSON(cmd) {
-					say(text)
-				}
-			})
+			p := newProgress(cmd)
+			answer, err := jobs.Ask(cmd.Context(), hook.Config.RunDir, job, jobs.Request{Op: op}, p.expect)
+			p.stop()
 			if err != nil {
 				return err
 			}

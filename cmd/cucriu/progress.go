@@ -37,6 +37,7 @@ type progress struct {
 	begun   time.Time
 	said    time.Time
 	measure func() (done, total int64) // bytes; nil if the progress of this phase cannot be measured
+	takes   time.Duration              // what this phase is expected to take; 0 if nobody knows
 	done    chan struct{}
 }
 
@@ -66,16 +67,16 @@ var phases = map[string]string{
 // step is called when a step of the session begins.
 func (p *progress) step(r *journal.Record, step string) {
 	if text, known := phases[step]; known {
-		p.begin(text, measureOf(r, step))
+		p.begin(text, measureOf(r, step), 0)
 	}
 }
 
-// begin begins a phase.
-func (p *progress) begin(phase string, measure func() (done, total int64)) {
+// begin begins a phase, which can be measured or has a time that it is expected to take, or neither.
+func (p *progress) begin(phase string, measure func() (done, total int64), takes time.Duration) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if p.phase != phase {
-		p.phase, p.begun, p.said = phase, time.Now(), time.Now()
+		p.phase, p.begun, p.said, p.takes = phase, time.Now(), time.Now(), takes
 		if p.verbose {
 			fmt.Fprintf(p.out, "cucriu: %s\n", phase)
 		}
@@ -84,6 +85,9 @@ func (p *progress) begin(phase string, measure func() (done, total int64)) {
 		p.line()
 	}
 }
+
+// expect begins a phase that is expected to take so long; 0 is not known.
+func (p *progress) expect(phase string, takes time.Duration) { p.begin(phase, nil, takes) }
 
 // measured begins a phase that is shown only if it takes long.
 func (p *progress) measured(phase string, measure func() (done, total int64)) {
@@ -121,7 +125,7 @@ func (p *progress) migration(m migrate.Progress) {
 	if m.Done != nil {
 		measure = func() (int64, int64) { return m.Done(), m.Total }
 	}
-	p.begin(text, measure)
+	p.begin(text, measure, 0)
 }
 
 // say prints a separate line.
@@ -170,6 +174,9 @@ func (p *progress) line() {
 		if done, total := p.measure(); total > 0 && done > 0 {
 			text += ": " + howFar(min(done, total), total, elapsed)
 		}
+	}
+	if elapsed < p.takes {
+		text += fmt.Sprintf(": %d%%, %v left", 100*elapsed/p.takes, (p.takes - elapsed).Round(time.Second))
 	}
 	text += fmt.Sprintf(" (%s)", elapsed.Round(time.Second))
 	if p.tty {

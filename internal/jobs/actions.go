@@ -127,7 +127,11 @@ func (s *supervisor) begin(ctx context.Context, a life.Action) {
 		life.Pause: "moving GPU memory into host memory", life.Unpause: "moving GPU memory back to the GPUs",
 	}[a]
 	if s.control.asked != nil && progress != "" {
-		s.control.asked.say(progress)
+		var expected cost
+		if a == life.Checkpoint || a == life.Last {
+			expected, _ = s.checkpointer.costs.expected()
+		}
+		s.control.asked.say(progress, expected.total)
 	}
 	if a == life.Checkpoint || a == life.Last && s.control.asked != nil {
 		s.status.is(StateCheckpoint)

@@ -10,6 +10,7 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"time"
 
 	"cucriu/hooks/preflight"
 	"cucriu/internal/fault"
@@ -34,7 +35,7 @@ func NoSupervisor(job Local) error {
 // Ask asks the supervisor of a job of this host for something, and waits until it is done.
 // progress is told what is under way; it may be nil. When ctx ends, Ask returns at once; what the
 // supervisor has begun is still completed.
-func Ask(ctx context.Context, runDir string, job Local, r Request, progress func(string)) (Answer, error) {
+func Ask(ctx context.Context, runDir string, job Local, r Request, progress func(text string, expected time.Duration)) (Answer, error) {
 	conn, err := dial(localDir(runDir, job.Dir))
 	if err != nil {
 		return Answer{}, NoSupervisor(job)
@@ -56,7 +57,7 @@ func Ask(ctx context.Context, runDir string, job Local, r Request, progress func
 			return a, fmt.Errorf("the supervisor of %s ended before it answered, see cucriu status: %w", job.Name, err)
 		case a.Progress != "":
 			if progress != nil {
-				progress(a.Progress)
+				progress(a.Progress, a.Expected)
 			}
 			continue
 		case a.Error != "" && a.Refused:

@@ -31,12 +31,14 @@ type Request struct {
 
 // Answer is what it answers.
 type Answer struct {
-	// Progress says what is under way. The answer itself has none.
-	Progress   string   `json:"progress,omitempty"`
-	Message    string   `json:"message,omitempty"`
-	Checkpoint string   `json:"checkpoint,omitempty"` // the name of the one that was made
-	Removed    []string `json:"removed,omitempty"`    // their names
-	Error      string   `json:"error,omitempty"`
+	// Progress says what is under way, and Expected how long that takes; 0 if it is not known. The
+	// answer itself has none.
+	Progress   string        `json:"progress,omitempty"`
+	Expected   time.Duration `json:"expected_ns,omitempty"`
+	Message    string        `json:"message,omitempty"`
+	Checkpoint string        `json:"checkpoint,omitempty"` // the name of the one that was made
+	Removed    []string      `json:"removed,omitempty"`    // their names
+	Error      string        `json:"error,omitempty"`
 	// Refused says that nothing was touched.
 	Refused bool `json:"refused,omitempty"`
 }
@@ -48,7 +50,9 @@ type asked struct {
 	ended chan struct{}
 }
 
-func (a *asked) say(progress string) { a.send(Answer{Progress: progress}) }
+func (a *asked) say(progress string, expected time.Duration) {
+	a.send(Answer{Progress: progress, Expected: expected})
+}
 
 // sendPatience is how long whoever has asked may take to read what it is told.
 const sendPatience = 10 * time.Second
@@ -135,7 +139,7 @@ func (c *control) serve(conn net.Conn) {
 		cancel()
 	}()
 	if text := c.status.underWay(); text != "" {
-		a.say(text + "; this waits for it")
+		a.say(text+"; this waits for it", 0)
 	}
 	select {
 	case c.requests <- a:

@@ -3,9 +3,11 @@ package jobs
 import (
 	"bytes"
 	"encoding/json"
+	"io"
 	"os"
 	"os/exec"
 	"path/filepath"
+	"regexp"
 	"slices"
 	"strconv"
 	"strings"
@@ -217,7 +219,16 @@ func TestACheckpointOnRequest(t *testing.T) {
 	testenv.Simulated(t, func(t *testing.T) {
 		a := newAsked(t)
 		a.cucriu(0, "checkpoint 000001: the job was paused for", "jobs", "checkpoint", "train")
-		a.cucriu(0, "checkpoint 000002", "jobs", "checkpoint", a.dir)
+		master, terminal := testenv.NewTerminal(t)
+		cmd := a.CucriuCommand("jobs", "checkpoint", a.dir)
+		cmd.Stderr = terminal
+		if out, err := cmd.Output(); err != nil || !strings.Contains(string(out), "checkpoint 000002") {
+			t.Fatalf("%v: %s", err, out)
+		}
+		terminal.Close()
+		if shown, _ := io.ReadAll(master); !regexp.MustCompile(`making a checkpoint: \d+%, \d+m?s left`).Match(shown) { // the read ends with EIO
+			t.Errorf("what the last one took is not expected: %q", shown)
+		}
 		if n := len(a.checkpoints()); n != 2 {
 			t.Errorf("%d checkpoints", n)
 		}
