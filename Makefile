@@ -41,8 +41,8 @@ DESTDIR ?=
 ##@ Build
 
 .PHONY: build
-build: need-go ## bin/cucriu and bin/cucriu-hook, and for the tests build/test: the bench, and programs that fail on request
-	$(GOBUILD) -o bin/ ./cmd/cucriu ./cmd/cucriu-hook
+build: need-go ## bin/cucriu, bin/cucriu-hook and bin/cuda-checkpoint, and for the tests build/test: the bench, and programs that fail on request
+	$(GOBUILD) -o bin/ ./cmd/cucriu ./cmd/cucriu-hook ./cmd/cuda-checkpoint
 	$(GOBUILD) -tags failpoint -o build/test/ ./cmd/cucriu ./cmd/cucriu-hook ./test/gocriu ./test/bench ./test/bench/serial-hook
 	cd test/embed && $(GOBUILD) -tags failpoint -o ../../build/test/embed .
 

@@ -30,6 +30,8 @@ put() {
 
 put 0755 bin/cucriu "$prefix/bin/cucriu"
 put 0755 bin/cucriu-hook "$prefix/libexec/cucriu/cucriu-hook"
+# Not in PATH: there it would switch criu's own CUDA plugin on.
+put 0755 bin/cuda-checkpoint "$prefix/libexec/cucriu/cuda-checkpoint"
 for page in "$files"/man/*.8; do
 	put 0644 "$page" "$prefix/share/man/man8/${page##*/}"
 done

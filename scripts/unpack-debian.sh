@@ -3,7 +3,8 @@
 # lists them in DIR/packages. RELEASES is a list of Debian releases in one word; the first one from which everything can be
 # downloaded is used. The script writes nothing outside DIR: apt gets a state directory of its own with an empty list of installed
 # packages, so that it resolves all dependencies down to libc. relocate.sh makes a binary run from there. DEBIAN_MIRROR names an
-# archive to use instead of those that debian-mirror.sh prints.
+# archive to use instead of those that debian-mirror.sh prints. With SOURCE=yes, it is the upstream source of one package instead, as
+# DIR/NAME-VERSION.
 set -euo pipefail
 scripts=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd -P)
 . "$scripts/common.sh"
@@ -84,7 +85,11 @@ failed() {
 # read_archive MIRROR KEYRING reads an archive's package list. It always checks the signature, so it fails without the release's
 # key.
 read_archive() {
-	printf 'deb [arch=%s target=Packages signed-by=%s] %s %s main\n' "$arch" "$2" "$1" "$release" >"$work/apt/sources.list"
+	if [[ ${SOURCE:-} ]]; then
+		printf 'deb-src [target=Sources signed-by=%s] %s %s main\n' "$2" "$1" "$release" >"$work/apt/sources.list"
+	else
+		printf 'deb [arch=%s target=Packages signed-by=%s] %s %s main\n' "$arch" "$2" "$1" "$release" >"$work/apt/sources.list"
+	fi
 	if ! apt update; then
 		failed "the list of Debian $release (main, $arch) at $1, signed by a key in $2"
 		return 1
@@ -130,6 +135,15 @@ find_archive() {
 download() {
 	note "reading Debian $release's package lists"
 	find_archive || return 1
+	if [[ ${SOURCE:-} ]]; then
+		cd "$work/new"
+		if ! apt source --download-only --tar-only "${packages[@]}"; then
+			failed "the source of ${packages[*]} in Debian $release from $archive"
+			return 1
+		fi
+		tar -xf ./*.orig.tar.*
+		return
+	fi
 	note "downloading ${packages[*]} and their libraries"
 	rm -f "$work"/apt/cache/archives/*.deb
 	if ! apt install --no-install-recommends --download-only "${packages[@]}"; then
@@ -159,6 +173,11 @@ if ((${#failures[@]} > 0)); then
 	note "these are of Debian $release from $archive, since others could not be had:" "${failures[@]/#/$'\n  '}"
 fi
 
+if [[ ${SOURCE:-} ]]; then
+	rm -rf "$dir"
+	mv "$work/new" "$dir"
+	exit
+fi
 for deb in "$work"/apt/cache/archives/*.deb; do
 	# dpkg-deb rather than dpkg, because it needs neither root nor a package database.
 	dpkg-deb -x "$deb" "$work/new/root"

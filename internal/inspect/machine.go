@@ -2,6 +2,7 @@ package inspect
 
 import (
 	"context"
+	"debug/buildinfo"
 	"errors"
 	"fmt"
 	"os"
@@ -149,7 +150,10 @@ const (
 // begins, the plugin asks every CUDA process for its state, and never gets an answer from a process
 // that we have stopped. At restore it works without a GPU map. The plugin switches itself
 // off (cuda_plugin.c of criu 4.2) if there is no cuda-checkpoint in criu's PATH. Then the
-// finding is a warning, because somebody may install cuda-checkpoint later.
+// finding is a warning, because somebody may install cuda-checkpoint later. It is one as well if the
+// plugin would run our cuda-checkpoint: that answers a criu whose action script is the hook that there is
+// no restore thread, so the plugin leaves every process alone, and the image does not ask for
+// the plugin either.
 func pluginFindings(libdir string, given bool, path string) preflight.Findings {
 	if libdir == "" {
 		return nil
@@ -163,10 +167,19 @@ func pluginFindings(libdir string, given bool, path string) preflight.Findings {
 	}
 	for _, dir := range filepath.SplitList(path) {
 		if tool, err := exec.LookPath(filepath.Join(dir, cudaCheckpoint)); err == nil {
+			if isOurs(tool) {
+				return preflight.Findings{preflight.Warning(preflight.FindingCUDAPlugin, fmt.Sprintf("criu would load its own CUDA plugin, %s, which leaves this job to the hook only as long as %s is cucriu's", plugin, tool), "")}
+			}
 			return preflight.Findings{preflight.New(preflight.FindingCUDAPlugin, fmt.Sprintf("criu would load its own CUDA plugin, %s, which uses %s on the same processes", plugin, tool), "")}
 		}
 	}
 	return preflight.Findings{preflight.Warning(preflight.FindingCUDAPlugin, fmt.Sprintf("criu would load its own CUDA plugin, %s, which is inactive only as long as there is no cuda-checkpoint in criu's PATH", plugin), "")}
+}
+
+// isOurs reports whether a cuda-checkpoint is cucriu's and not NVIDIA's. It does not run it.
+func isOurs(tool string) bool {
+	info, err := buildinfo.ReadFile(tool)
+	return err == nil && info.Path == "cucriu/cmd/cuda-checkpoint"
 }
 
 // capabilityFinding is about the effective capabilities. Root in a container may lack some.

@@ -15,7 +15,7 @@ import (
 // layers lists the packages from the top down. A package may import only packages in layers
 // below its own, so that a change affects only what is above it.
 var layers = [][]string{
-	{"cmd/cucriu", "cmd/cucriu-hook", "test/bench", "test/bench/serial-hook", "test/conformance", "test/gocriu"},
+	{"cmd/cucriu", "cmd/cucriu-hook", "cmd/cuda-checkpoint", "test/bench", "test/bench/serial-hook", "test/conformance", "test/gocriu"},
 	{"internal/testenv/hosts"},
 	{"internal/logging", "internal/testenv"},
 	{"internal/migrate"},

@@ -1,0 +1,187 @@
+// Command cuda-checkpoint has the command line of NVIDIA's program of that name, for scripts and for
+// criu's own CUDA plugin. It refuses what the driver would checkpoint and never restore.
+//
+// The plugin runs it by its name, which switches the plugin on: it is installed beside cucriu-hook
+// and not in PATH. The plugin reads its answers from standard output and standard error together, and of
+// an error the first 127 bytes.
+package main
+
+import (
+	"context"
+	"errors"
+	"flag"
+	"fmt"
+	"io"
+	"os"
+	"os/signal"
+	"slices"
+	"strings"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"cucriu/cudackpt"
+	"cucriu/hooks/config"
+	"cucriu/hooks/preflight"
+	"cucriu/internal/inspect"
+	"cucriu/internal/logging"
+	"cucriu/internal/session"
+	"cucriu/internal/version"
+)
+
+// usage has to name --action in its first 2047 bytes: criu's plugin looks for that.
+const usage = `cuda-checkpoint (cucriu %s): the command line of NVIDIA's cuda-checkpoint
+
+  --get-state --pid PID         print the state: running, locked, checkpointed or failed
+  --get-restore-tid --pid PID   print the thread through which the driver works
+  --toggle --pid PID            checkpoint a running process, or restore a checkpointed one
+  --action lock | checkpoint | restore | unlock --pid PID [--timeout MS] [--device-map MAP]
+                                take one step
+
+  -p, --pid PID          the process
+  -t, --timeout MS       how long a lock may wait for work in flight; without it, it waits forever
+  -d, --device-map MAP   the GPUs to restore to: OLD=NEW,OLD=NEW,... by their UUIDs, with all GPUs
+                         that the process could see when it was checkpointed
+      --force NAME       override a finding by its name; may be repeated. CUDA_CHECKPOINT_FORCE=NAME,NAME
+                         does the same for callers that cannot add an option, such as criu
+  -h, --help             this text
+
+A lock, checkpoint or toggle that the driver could never undo is refused before anything is
+touched, as is a restore without enough free GPU memory. The process's threads are not stopped:
+one that synchronizes with the GPU while its process is checkpointed dies, in this program as in
+NVIDIA's. cucriu suspend stops them.
+
+Exit status: 0 done, 1 failed or refused, 2 wrong usage.
+`
+
+// The actions, and what else can be asked for.
+const (
+	lock       = "lock"
+	checkpoint = "checkpoint"
+	restore    = "restore"
+	unlock     = "unlock"
+	toggle     = "toggle"
+	getState   = "get the state"
+	getTID     = "get the restore thread"
+)
+
+// request is what the command line asks for.
+type request struct {
+	what    string
+	pid     int
+	timeout time.Duration
+	pairs   []cudackpt.GPUPair
+	force   []string
+}
+
+// parse reads the command line. The error is [flag.ErrHelp] if that asks for help.
+func parse(args []string, getenv func(string) string) (r request, err error) {
+	flags := flag.NewFlagSet("cuda-checkpoint", flag.ContinueOnError)
+	flags.SetOutput(io.Discard)
+	one := func(what string) error {
+		if r.what != "" && r.what != what {
+			return errors.New("only one operation can be requested")
+		}
+		r.what = what
+		return nil
+	}
+	for option, what := range map[string]string{"get-state": getState, "get-restore-tid": getTID, "toggle": toggle} {
+		flags.BoolFunc(option, "", func(string) error { return one(what) })
+	}
+	flags.Func("action", "", func(text string) error {
+		if slices.Contains([]string{lock, checkpoint, restore, unlock}, text) {
+			return one(text)
+		}
+		return errors.New("want lock, checkpoint, restore or unlock")
+	})
+	for _, pid := range []string{"pid", "p"} {
+		flags.IntVar(&r.pid, pid, 0, "")
+	}
+	var millis uint
+	for _, timeout := range []string{"timeout", "t"} {
+		flags.UintVar(&millis, timeout, 0, "")
+	}
+	for _, deviceMap := range []string{"device-map", "d"} {
+		flags.Func(deviceMap, "", func(text string) (err error) {
+			r.pairs, err = parsePairs(text)
+			return err
+		})
+	}
+	addForce := func(text string) error {
+		r.force = append(r.force, strings.Split(text, ",")...)
+		return preflight.CheckForce(r.force)
+	}
+	flags.Func("force", "", addForce)
+	if err := flags.Parse(args); err != nil {
+		return r, err
+	}
+	if names := getenv("CUDA_CHECKPOINT_FORCE"); names != "" {
+		if err := addForce(names); err != nil {
+			return r, fmt.Errorf("CUDA_CHECKPOINT_FORCE: %w", err)
+		}
+	}
+	r.timeout = time.Duration(millis) * time.Millisecond
+	switch {
+	case flags.NArg() > 0:
+		return r, fmt.Errorf("unknown argument %q", flags.Arg(0))
+	case r.what == "":
+		return r, errors.New("name an operation: --get-state, --get-restore-tid, --action or --toggle")
+	case r.pid <= 0:
+		return r, errors.New("--pid must name a process")
+	case r.timeout > 0 && r.what != lock && r.what != toggle:
+		return r, errors.New("--timeout is for lock only")
+	case len(r.pairs) > 0 && r.what != restore && r.what != toggle:
+		return r, errors.New("--device-map is for restore only")
+	}
+	return r, nil
+}
+
+// parsePairs reads a map in the form OLD=NEW,OLD=NEW.
+func parsePairs(text string) (pairs []cudackpt.GPUPair, err error) {
+	for part := range strings.SplitSeq(text, ",") {
+		from, to, _ := strings.Cut(part, "=")
+		var p cudackpt.GPUPair
+		if p.Old, err = cudackpt.ParseUUID(from); err == nil {
+			p.New, err = cudackpt.ParseUUID(to)
+		}
+		if err != nil {
+			return nil, fmt.Errorf("want OLD=NEW,OLD=NEW,...: %w", err)
+		}
+		pairs = append(pairs, p)
+	}
+	return pairs, nil
+}
+
+func main() {
+	status := run()
+	logging.Stderr().Flush()
+	os.Exit(status)
+}
+
+func run() (status int) {
+	r, err := parse(os.Args[1:], os.Getenv)
+	var cfg config.Config
+	if err == nil {
+		cfg, err = config.Load(os.Getenv)
+	}
+	if errors.Is(err, flag.ErrHelp) {
+		fmt.Printf(usage, version.Version)
+		return 0
+	}
+	if err != nil {
+		fmt.Fprintf(logging.Stderr(), "cuda-checkpoint: %v (see --help)\n", err)
+		return 2
+	}
+	inspect.LimitOwnMemory()
+	signal.Ignore(unix.SIGPIPE)
+	ctx, stop := signal.NotifyContext(context.Background(), unix.SIGINT, unix.SIGTERM, unix.SIGHUP)
+	defer stop()
+	w := work{request: r, env: (&session.Env{Config: cfg, Force: r.force}).Filled(), stopWaiting: stop}
+	answer, err := w.do(ctx)
+	if err != nil {
+		fmt.Fprintf(logging.Stderr(), "Could not %s on process ID %d: %v\n", r.what, r.pid, err)
+		return 1
+	}
+	fmt.Print(answer)
+	return 0
+}

@@ -1,0 +1,243 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strconv"
+
+	"cucriu/cudackpt"
+	"cucriu/internal/durable"
+	"cucriu/internal/inspect"
+	"cucriu/internal/journal"
+	"cucriu/internal/logging"
+	"cucriu/internal/proc"
+	"cucriu/internal/session"
+)
+
+// work is a request that is carried out.
+type work struct {
+	request
+	env         *session.Env
+	stopWaiting func() // makes the next signal end this program
+
+	driver *cudackpt.Driver
+	target cudackpt.Process
+	id     proc.Ident
+	byCriu bool // criu's plugin runs this program
+}
+
+// do does what was asked for, and returns what is to be printed.
+func (w *work) do(ctx context.Context) (answer string, err error) {
+	if err := w.find(); err != nil {
+		return "", err
+	}
+	if w.driver, err = w.env.Host().CheckpointDriver(); err != nil {
+		return "", err
+	}
+	w.target = w.driver.Process(w.pid)
+	tid, err := w.target.RestoreThreadID(ctx)
+	if err != nil {
+		return "", err
+	}
+	if w.what == getTID {
+		return fmt.Sprintln(tid), nil
+	}
+	if err := w.reachable(tid); err != nil {
+		return "", err
+	}
+	// What has begun is completed: only a lock is given up, which may take forever.
+	whole := context.WithoutCancel(ctx)
+	switch w.what {
+	case getState:
+		state, err := w.target.State(ctx)
+		return fmt.Sprintln(state), err
+	case lock:
+		return "", w.lock(ctx)
+	case checkpoint:
+		return "", w.checkpoint(whole)
+	case restore:
+		return "", w.restore(whole)
+	case unlock:
+		return "", w.target.Unlock(whole)
+	}
+	return "", w.toggle(ctx)
+}
+
+// find looks for the process, and refuses one that cucriu works on. It takes a thread for its
+// process: criu's plugin asks for the state by the restore thread.
+func (w *work) find() error {
+	status, err := proc.ReadStatus(w.pid)
+	if errors.Is(err, proc.ErrGone) {
+		return errors.New("there is no such process")
+	}
+	if err == nil {
+		w.pid = status.TGID
+		w.id, err = proc.IdentOf(w.pid)
+	}
+	if err != nil {
+		return err
+	}
+	parent, _ := proc.IdentOf(os.Getppid()) // it may be in another pid namespace
+	if status, err := proc.ReadStatus(os.Getppid()); err == nil {
+		w.byCriu = status.Name == "criu"
+	}
+	if journal.IsForeign(w.env.Config.RunDir) {
+		return nil
+	}
+	s, err := journal.FindOpen(w.env.Config.RunDir, parent, []journal.Member{{Process: inspect.Process{Ident: w.id}}})
+	if err != nil || s == nil {
+		return err
+	}
+	// If criu's plugin is told of no restore thread, it leaves the process alone: beside the hook,
+	// which moves the GPU state of the whole tree in criu's pre-dump and post-resume, it would restore and
+	// unlock too early and without the hook's map, and ask a stopped process for its state.
+	if s.Criu == parent {
+		return errors.New("cucriu-hook does that for this criu")
+	}
+	if w.what == getState || w.what == getTID {
+		return nil
+	}
+	return s.Conflict()
+}
+
+// reachable refuses a process that would not answer: the driver works through its restore thread, and
+// waits forever if that is stopped.
+func (w *work) reachable(tid int) error {
+	if frozen, err := proc.FrozenBy(w.pid); err != nil || len(frozen) > 0 {
+		if err == nil {
+			err = fmt.Errorf("frozen by control group %s, so the driver cannot reach it: thaw it first", frozen[0].Dir)
+		}
+		return err
+	}
+	stat, err := proc.ThreadStat(w.pid, tid)
+	if err == nil && (stat.State == "T" || stat.State == "t") {
+		err = fmt.Errorf("stopped, so the driver cannot reach it: continue it first (kill -CONT %d), or detach its debugger", w.pid)
+	}
+	return err
+}
+
+// judge refuses what the driver would checkpoint and never restore. It does not ask the process, which
+// may be stopped but for its restore thread. A refusal at lock leaves the job as it was, and so this is
+// where criu's plugin meets it.
+func (w *work) judge(ctx context.Context) (inspect.Process, error) {
+	seen, err := inspect.One(ctx, w.pid, func() (*cudackpt.Driver, error) { return w.driver, nil })
+	if err != nil {
+		return inspect.Process{}, err
+	}
+	if seen.Process == nil && len(seen.Findings) == 0 {
+		return inspect.Process{}, errors.New("it has no CUDA state")
+	}
+	if seen.Process == nil {
+		return inspect.Process{}, seen.Findings.Err()
+	}
+	processes := []inspect.Process{*seen.Process}
+	losses, err := inspect.Named(ctx, w.driver, w.env.Config.RunDir, processes)
+	if err != nil {
+		return inspect.Process{}, err
+	}
+	findings := w.env.Judge(append(seen.Findings, losses...))
+	err = findings.Err()
+	for _, f := range findings {
+		if f.Forced && err == nil {
+			fmt.Fprintln(logging.Stderr(), "overridden:", f)
+		}
+	}
+	return processes[0], err
+}
+
+// lock locks the process. The driver's call cannot be taken back: after a signal the process is
+// unlocked as soon as the driver has answered.
+func (w *work) lock(ctx context.Context) error {
+	if _, err := w.judge(ctx); err != nil {
+		return err
+	}
+	err := w.target.Lock(ctx, cudackpt.LockOptions{Timeout: w.timeout})
+	if interrupted, ok := errors.AsType[*cudackpt.InterruptedError](err); !ok || !interrupted.Started {
+		return err
+	}
+	fmt.Fprintln(logging.Stderr(), "cancelling: the process is unlocked as soon as the driver answers; a second signal leaves it to be locked")
+	w.stopWaiting()
+	background := context.Background()
+	if err := w.target.Settle(background); err != nil {
+		return err
+	}
+	if locked, err := w.target.IsLocked(background); err != nil || locked {
+		return errors.Join(errors.New("cancelled"), err, w.target.Unlock(background))
+	}
+	return errors.New("cancelled")
+}
+
+// checkpoint checkpoints a locked process, and notes what its restore will take.
+func (w *work) checkpoint(ctx context.Context) error {
+	process, err := w.judge(ctx)
+	if err != nil {
+		return err
+	}
+	if err := w.target.Checkpoint(ctx); err != nil {
+		return err
+	}
+	dir, err := journal.MakeDir(w.env.Config.RunDir, noteDir)
+	if err == nil && process.MemoryBytes != nil {
+		err = durable.WriteJSON(w.note(dir), process)
+	}
+	if err != nil { // it is checkpointed all the same
+		fmt.Fprintln(logging.Stderr(), "the restore will not be checked for enough GPU memory:", err)
+	}
+	return nil
+}
+
+// noteDir is the directory in the run directory where checkpoint leaves what it found.
+const noteDir = "cuda-checkpoint"
+
+func (w *work) note(dir string) string { return filepath.Join(dir, strconv.Itoa(w.pid)+".json") }
+
+// restore restores a checkpointed process. It refuses if the GPUs lack the memory, because the driver
+// then never restores the process. This is not known of a process that criu has restored, which
+// has its image.
+func (w *work) restore(ctx context.Context) error {
+	note := w.note(filepath.Join(w.env.Config.RunDir, noteDir))
+	var found inspect.Process
+	if err := durable.ReadJSON(note, &found); err == nil && found.Ident == w.id {
+		need := make(inspect.MemoryNeed)
+		need.Add(found.MemoryBytes, w.pairs)
+		if err := need.Require(ctx, w.driver); err != nil {
+			return fmt.Errorf("%w; it is still checkpointed", err)
+		}
+	}
+	err := w.target.Restore(ctx, cudackpt.RestoreOptions{Pairs: w.pairs})
+	if err == nil {
+		_ = os.Remove(note)
+	}
+	// After a checkpoint that failed, criu's plugin restores and then unlocks, and leaves the job
+	// locked for good if the restore fails.
+	if locked, _ := w.target.IsLocked(ctx); w.byCriu && locked {
+		return nil
+	}
+	return err
+}
+
+func (w *work) toggle(ctx context.Context) error {
+	whole := context.WithoutCancel(ctx)
+	state, err := w.target.State(ctx)
+	switch {
+	case err != nil:
+		return err
+	case state == cudackpt.StateCheckpointed:
+		if err := w.restore(whole); err != nil {
+			return err
+		}
+		return w.target.Unlock(whole)
+	case state != cudackpt.StateRunning:
+		return fmt.Errorf("it is %v, neither running nor checkpointed", state)
+	}
+	if err := w.lock(ctx); err != nil {
+		return err
+	}
+	if err := w.checkpoint(whole); err != nil {
+		return errors.Join(err, w.target.Unlock(whole))
+	}
+	return nil
+}
