@@ -26,7 +26,7 @@ type CriuRun struct {
 func (r CriuRun) Lines() string {
 	var lines []string
 	for line := range strings.Lines(r.Log) {
-		if strings.Contains(line, "Error") || strings.Contains(line, "level=") || strings.Contains(line, "cucriu") {
+		if strings.Contains(line, "Error") || strings.Contains(line, "level=") || strings.Contains(line, "cucriu") || strings.Contains(line, "cuda_plugin:") {
 			lines = append(lines, line)
 		}
 	}
@@ -143,4 +143,35 @@ func NeedsTCP(t testing.TB) {
 	if criu.Before(4, 2) && !kernel.Before(6, 16) {
 		t.Skipf("CRIU %s cannot dump TCP sockets on kernel %s", text, release)
 	}
+}
+
+// WithCriusPlugin lets criu on this host load its own CUDA plugin, and run cucriu's cuda-checkpoint from
+// PATH. It returns what tells criu where the plugin is. The test is skipped if the plugin could not be had.
+func (h *Host) WithCriusPlugin() []string {
+	h.t.Helper()
+	dir := os.Getenv("CUCRIU_TEST_CRIU_PLUGIN")
+	if dir == "" {
+		h.t.Skip("criu's CUDA plugin is not there: scripts/provide-criu-plugin.sh says why")
+	}
+	bin := h.t.TempDir()
+	if err := os.Symlink(h.CUDACheckpoint(), filepath.Join(bin, "cuda-checkpoint")); err != nil {
+		h.t.Fatal(err)
+	}
+	h.Setenv("PATH", bin+":"+h.env("PATH"))
+	if !RealDriver() {
+		h.Setenv("CRIU_FAULT", "138") // the plugin is on without /proc/driver/nvidia
+	}
+	return []string{"--libdir", dir}
+}
+
+// CUDACheckpoint returns the path of cucriu's cuda-checkpoint.
+func (h *Host) CUDACheckpoint() string {
+	h.t.Helper()
+	return Artefact(h.t, "make build", "bin", "cuda-checkpoint")
+}
+
+// RunCriuAlone runs criu to its end without the hook.
+func (h *Host) RunCriuAlone(verb, dir string, args ...string) CriuRun {
+	h.t.Helper()
+	return h.run(verb, dir, h.CriuCommandScripts(verb, dir, nil, args...))
 }

@@ -13,6 +13,7 @@
 //
 //	CUCRIU_TEST_ROOT            the folder that holds bin and build
 //	CUCRIU_TEST_CRIU            the path of criu
+//	CUCRIU_TEST_CRIU_PLUGIN     a directory with criu's own CUDA plugin; its tests are skipped without
 //	CUCRIU_TEST_RUNC            the path of runc, for the tests with containers
 //	CUCRIU_TEST_SSH             a directory with OpenSSH, for the tests with two hosts
 //	CUCRIU_TEST_IPTABLES        a directory with an iptables that speaks nftables
