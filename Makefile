@@ -57,6 +57,7 @@ workload: need-gcc ## the CUDA workload, build/workload
 .PHONY: tools
 tools: need-tests ## CRIU >= 4.0, runc, OpenSSH and iptables: the system's, or unpacked ones in .tools
 	@scripts/provide-criu.sh >/dev/null
+	@scripts/provide-criu-plugin.sh >/dev/null
 	@scripts/provide-runc.sh >/dev/null
 	@scripts/provide-ssh.sh >/dev/null
 	@scripts/provide-iptables.sh >/dev/null
@@ -118,7 +119,8 @@ bench-migrate: build sim workload tools ## measure live migration beside iperf3,
 .PHONY: test
 test: build sim workload tools ## vet and all tests (PKGS=./hooks TESTFLAGS='-run Dump -v')
 	go vet $(PKGS)
-	CUCRIU_TEST_CRIU="$$(scripts/provide-criu.sh)" CUCRIU_TEST_RUNC="$$(scripts/provide-runc.sh)" \
+	CUCRIU_TEST_CRIU="$$(scripts/provide-criu.sh)" CUCRIU_TEST_CRIU_PLUGIN="$$(scripts/provide-criu-plugin.sh)" \
+		CUCRIU_TEST_RUNC="$$(scripts/provide-runc.sh)" \
 		CUCRIU_TEST_SSH="$$(scripts/provide-ssh.sh)" CUCRIU_TEST_IPTABLES="$$(scripts/provide-iptables.sh)" scripts/private-exec.sh \
 		go test -count=1 -p 2 -timeout $(TEST_TIMEOUT) $(TESTFLAGS) $(PKGS)
 

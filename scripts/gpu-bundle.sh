@@ -26,7 +26,7 @@ mkdir -p "$new/bin" "$new/build" "$new/criu"
 trap 'rm -rf "$new"' EXIT
 
 cp go.mod "$new/"
-cp bin/cucriu bin/cucriu-hook "$new/bin/"
+cp bin/cucriu bin/cucriu-hook bin/cuda-checkpoint "$new/bin/"
 cp -a build/cudasim build/workload build/test "$new/build/"
 rm -rf "$new"/build/*/obj
 
@@ -56,6 +56,10 @@ done
 
 UNPACKED=${criu%/*}/root "$scripts/relocate.sh" "$new/criu" usr/sbin/criu "$prefix/criu"
 rm "$new/criu/at"
+plugin=$("$scripts/provide-criu-plugin.sh" --unpacked)
+if [[ $plugin ]]; then
+	cp -r "$plugin" "$new/criu/plugin"
+fi
 sed "s,@PREFIX@,$prefix,g" "$scripts/gpu-link-criu.sh" >"$new/link-criu.sh"
 runc=$("$scripts/provide-runc.sh")
 mkdir -p "$new/runc"

@@ -9,20 +9,26 @@
 #   run.sh bench [FLAGS]         the benchmark (--help)
 #   run.sh long                  long jobs: what a checkpoint costs, and preemptions (try-*.sh); needs 40 GiB on the disk
 #   run.sh runc                  a container checkpointed and restored by runc (try-runc.sh)
+#   run.sh cuda-checkpoint       cucriu's cuda-checkpoint: its command line, and criu's own CUDA plugin with it
 #   run.sh names                 two long jobs side by side, and torchrun restored at once (try-names.sh)
 #   run.sh migrate [TEST REGEX]  migration between two of the GPUs; CUCRIU_TEST_SIZES="1024 16384": pauses for so many MiB
+# CUCRIU_TEST_DRIVER=sim runs the tests on simulated GPUs.
 # CUCRIU_OUT names the folder for tables and logs.
 set -uo pipefail
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd -P)
 cd "$here" || exit 1
 
 criu=$(./link-criu.sh) || exit 1
-export CUCRIU_TEST_ROOT=$here CUCRIU_TEST_CRIU=$criu CUCRIU_TEST_DRIVER=real CUCRIU_TEST_NAMESPACES=off
+export CUCRIU_TEST_ROOT=$here CUCRIU_TEST_CRIU=$criu CUCRIU_TEST_CRIU_PLUGIN='' CUCRIU_TEST_DRIVER=${CUCRIU_TEST_DRIVER:-real}
+[[ ! -d $here/criu/plugin ]] || CUCRIU_TEST_CRIU_PLUGIN=$here/criu/plugin
 out=${CUCRIU_OUT:-$here/out}
 mkdir -p "$out"
 
 echo "machine: $(uname -srm), $(nproc) cores; criu $("$criu" --no-default-config --version | sed -n 's/^Version: //p'); $(date -u +%FT%TZ)"
-nvidia-smi --query-gpu=name,uuid,pci.bus_id,driver_version,memory.free --format=csv,noheader || exit 1
+if [[ $CUCRIU_TEST_DRIVER == real ]]; then
+	export CUCRIU_TEST_NAMESPACES=off
+	nvidia-smi --query-gpu=name,uuid,pci.bus_id,driver_version,memory.free --format=csv,noheader || exit 1
+fi
 echo "THP: $(cat /sys/kernel/mm/transparent_hugepage/enabled)"
 
 failed=0
@@ -72,6 +78,9 @@ if [[ $what == runc ]]; then
 	echo "=== runc"
 	PATH=$here/bin:${criu%/*}:$(dirname "${criu%/*}")/runc:$PATH scripts/try-runc.sh 2>&1 | tee "$out/runc.log"
 	((PIPESTATUS[0] == 0)) || failed=1
+fi
+if [[ $what == cuda-checkpoint ]]; then
+	tests cuda-checkpoint "${CUCRIU_LIMIT:-550}" test/suspend -test.parallel=1 -test.run 'CudaCheckpoint|CriusPlugin'
 fi
 if [[ $what == names ]]; then
 	echo "=== names"

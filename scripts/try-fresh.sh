@@ -132,6 +132,8 @@ try_package() {
 	say "installed: $(inside cucriu version), $(inside runc --version | head -1)"
 	inside bash -euc '
 		dpkg -L cucriu | grep -q /usr/libexec/cucriu/cucriu-hook
+		/usr/libexec/cucriu/cuda-checkpoint --help >/dev/null
+		[[ ! $(type -P cuda-checkpoint) ]]
 		[[ ! -e /etc/criu/default.conf && ! -e /etc/cucriu ]] || { echo "installing has activated something"; exit 1; }
 		man -P cat cucriu-dump | grep -q "cucriu dump -t PID"
 		source /usr/share/bash-completion/completions/cucriu
