@@ -40,29 +40,22 @@ const usage = `cuda-checkpoint (cucriu %s): the command line of NVIDIA's cuda-ch
 
   -p, --pid PID          the process
   -t, --timeout MS       how long a lock may wait for work in flight; without it, it waits forever
-  -d, --device-map MAP   the GPUs to restore to: OLD=NEW,OLD=NEW,... by their UUIDs, with all GPUs
-                         that the process could see when it was checkpointed
-      --force NAME       override a finding by its name; may be repeated. CUDA_CHECKPOINT_FORCE=NAME,NAME
-                         does the same for callers that cannot add an option, such as criu
+  -d, --device-map MAP   restore to these GPUs: OLD=NEW,OLD=NEW,... by UUID, with every GPU that the
+                         process could see when it was checkpointed
+      --force NAME,NAME  override findings. CUDA_CHECKPOINT_FORCE=NAME,NAME does the same, for
+                         callers such as criu that cannot add an option
   -h, --help             this text
 
-A lock, checkpoint or toggle that the driver could never undo is refused before anything is
-touched, as is a restore without enough free GPU memory. The process's threads are not stopped:
-one that synchronizes with the GPU while its process is checkpointed dies, in this program as in
-NVIDIA's. cucriu suspend stops them.
-
+A lock, checkpoint or toggle that the driver could never undo is refused, as is a restore without
+enough free GPU memory. A thread of the process that synchronizes with the GPU while that is
+checkpointed dies, as with NVIDIA's program: cucriu suspend stops all threads.
 Exit status: 0 done, 1 failed or refused, 2 wrong usage.
 `
 
-// The actions, and what else can be asked for.
+// The operations, as they are named in errors. The first four are the actions.
 const (
-	lock       = "lock"
-	checkpoint = "checkpoint"
-	restore    = "restore"
-	unlock     = "unlock"
-	toggle     = "toggle"
-	getState   = "get the state"
-	getTID     = "get the restore thread"
+	lock, checkpoint, restore, unlock = "lock", "checkpoint", "restore", "unlock"
+	toggle, getState, getTID          = "toggle", "get the state", "get the restore thread"
 )
 
 // request is what the command line asks for.
@@ -94,19 +87,17 @@ func parse(args []string, getenv func(string) string) (r request, err error) {
 		}
 		return errors.New("want lock, checkpoint, restore or unlock")
 	})
-	for _, pid := range []string{"pid", "p"} {
-		flags.IntVar(&r.pid, pid, 0, "")
-	}
 	var millis uint
-	for _, timeout := range []string{"timeout", "t"} {
-		flags.UintVar(&millis, timeout, 0, "")
+	setPairs := func(text string) (err error) {
+		r.pairs, err = parsePairs(text)
+		return err
 	}
-	for _, deviceMap := range []string{"device-map", "d"} {
-		flags.Func(deviceMap, "", func(text string) (err error) {
-			r.pairs, err = parsePairs(text)
-			return err
-		})
-	}
+	flags.IntVar(&r.pid, "pid", 0, "")
+	flags.IntVar(&r.pid, "p", 0, "")
+	flags.UintVar(&millis, "timeout", 0, "")
+	flags.UintVar(&millis, "t", 0, "")
+	flags.Func("device-map", "", setPairs)
+	flags.Func("d", "", setPairs)
 	addForce := func(text string) error {
 		r.force = append(r.force, strings.Split(text, ",")...)
 		return preflight.CheckForce(r.force)
@@ -129,9 +120,9 @@ func parse(args []string, getenv func(string) string) (r request, err error) {
 	case r.pid <= 0:
 		return r, errors.New("--pid must name a process")
 	case r.timeout > 0 && r.what != lock && r.what != toggle:
-		return r, errors.New("--timeout is for lock only")
+		return r, errors.New("--timeout is for lock and --toggle")
 	case len(r.pairs) > 0 && r.what != restore && r.what != toggle:
-		return r, errors.New("--device-map is for restore only")
+		return r, errors.New("--device-map is for restore and --toggle")
 	}
 	return r, nil
 }
@@ -176,7 +167,7 @@ func run() (status int) {
 	signal.Ignore(unix.SIGPIPE)
 	ctx, stop := signal.NotifyContext(context.Background(), unix.SIGINT, unix.SIGTERM, unix.SIGHUP)
 	defer stop()
-	w := work{request: r, env: (&session.Env{Config: cfg, Force: r.force}).Filled(), stopWaiting: stop}
+	w := work{request: r, env: (&session.Env{Config: cfg, Force: r.force}).Filled()}
 	answer, err := w.do(ctx)
 	if err != nil {
 		fmt.Fprintf(logging.Stderr(), "Could not %s on process ID %d: %v\n", r.what, r.pid, err)

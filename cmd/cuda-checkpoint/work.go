@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -20,9 +21,7 @@ import (
 // work is a request that is carried out.
 type work struct {
 	request
-	env         *session.Env
-	stopWaiting func() // makes the next signal end this program
-
+	env    *session.Env
 	driver *cudackpt.Driver
 	target cudackpt.Process
 	id     proc.Ident
@@ -106,11 +105,8 @@ func (w *work) find() error {
 // reachable refuses a process that would not answer: the driver works through its restore thread, and
 // waits forever if that is stopped.
 func (w *work) reachable(tid int) error {
-	if frozen, err := proc.FrozenBy(w.pid); err != nil || len(frozen) > 0 {
-		if err == nil {
-			err = fmt.Errorf("frozen by control group %s, so the driver cannot reach it: thaw it first", frozen[0].Dir)
-		}
-		return err
+	if frozen, _ := proc.FrozenBy(w.pid); len(frozen) > 0 {
+		return fmt.Errorf("frozen by control group %s, so the driver cannot reach it: thaw it first", frozen[0].Dir)
 	}
 	stat, err := proc.ThreadStat(w.pid, tid)
 	if err == nil && (stat.State == "T" || stat.State == "t") {
@@ -127,11 +123,8 @@ func (w *work) judge(ctx context.Context) (inspect.Process, error) {
 	if err != nil {
 		return inspect.Process{}, err
 	}
-	if seen.Process == nil && len(seen.Findings) == 0 {
-		return inspect.Process{}, errors.New("it has no CUDA state")
-	}
 	if seen.Process == nil {
-		return inspect.Process{}, seen.Findings.Err()
+		return inspect.Process{}, cmp.Or(seen.Findings.Err(), errors.New("it has no CUDA state"))
 	}
 	processes := []inspect.Process{*seen.Process}
 	losses, err := inspect.Named(ctx, w.driver, w.env.Config.RunDir, processes)
@@ -139,13 +132,15 @@ func (w *work) judge(ctx context.Context) (inspect.Process, error) {
 		return inspect.Process{}, err
 	}
 	findings := w.env.Judge(append(seen.Findings, losses...))
-	err = findings.Err()
+	if err := findings.Err(); err != nil {
+		return inspect.Process{}, err
+	}
 	for _, f := range findings {
-		if f.Forced && err == nil {
+		if f.Forced {
 			fmt.Fprintln(logging.Stderr(), "overridden:", f)
 		}
 	}
-	return processes[0], err
+	return processes[0], nil
 }
 
 // lock locks the process. The driver's call cannot be taken back: after a signal the process is
@@ -158,16 +153,14 @@ func (w *work) lock(ctx context.Context) error {
 	if interrupted, ok := errors.AsType[*cudackpt.InterruptedError](err); !ok || !interrupted.Started {
 		return err
 	}
-	fmt.Fprintln(logging.Stderr(), "cancelling: the process is unlocked as soon as the driver answers; a second signal leaves it to be locked")
-	w.stopWaiting()
-	background := context.Background()
-	if err := w.target.Settle(background); err != nil {
-		return err
+	fmt.Fprintln(logging.Stderr(), "cancelling: the process is unlocked as soon as the driver answers")
+	whole := context.WithoutCancel(ctx)
+	if err = w.target.Settle(whole); err == nil {
+		if locked, _ := w.target.IsLocked(whole); locked {
+			err = w.target.Unlock(whole)
+		}
 	}
-	if locked, err := w.target.IsLocked(background); err != nil || locked {
-		return errors.Join(errors.New("cancelled"), err, w.target.Unlock(background))
-	}
-	return errors.New("cancelled")
+	return errors.Join(errors.New("cancelled"), err)
 }
 
 // checkpoint checkpoints a locked process, and notes what its restore will take.
@@ -210,11 +203,12 @@ func (w *work) restore(ctx context.Context) error {
 	err := w.target.Restore(ctx, cudackpt.RestoreOptions{Pairs: w.pairs})
 	if err == nil {
 		_ = os.Remove(note)
-	}
-	// After a checkpoint that failed, criu's plugin restores and then unlocks, and leaves the job
-	// locked for good if the restore fails.
-	if locked, _ := w.target.IsLocked(ctx); w.byCriu && locked {
-		return nil
+	} else if w.byCriu {
+		// After a checkpoint that failed, criu's plugin restores and then unlocks, and leaves the job
+		// locked for good if the restore fails.
+		if locked, _ := w.target.IsLocked(ctx); locked {
+			return nil
+		}
 	}
 	return err
 }
@@ -224,20 +218,19 @@ func (w *work) toggle(ctx context.Context) error {
 	state, err := w.target.State(ctx)
 	switch {
 	case err != nil:
-		return err
 	case state == cudackpt.StateCheckpointed:
-		if err := w.restore(whole); err != nil {
+		if err = w.restore(whole); err == nil {
+			err = w.target.Unlock(whole)
+		}
+	case state == cudackpt.StateRunning:
+		if err = w.lock(ctx); err != nil {
 			return err
 		}
-		return w.target.Unlock(whole)
-	case state != cudackpt.StateRunning:
-		return fmt.Errorf("it is %v, neither running nor checkpointed", state)
+		if err = w.checkpoint(whole); err != nil {
+			err = errors.Join(err, w.target.Unlock(whole))
+		}
+	default:
+		err = fmt.Errorf("it is %v, neither running nor checkpointed", state)
 	}
-	if err := w.lock(ctx); err != nil {
-		return err
-	}
-	if err := w.checkpoint(whole); err != nil {
-		return errors.Join(err, w.target.Unlock(whole))
-	}
-	return nil
+	return err
 }

@@ -242,8 +242,8 @@ func TestCudaCheckpointOnMistakes(t *testing.T) {
 			{2, "only one operation", "--toggle --get-state --pid 1"},
 			{2, "not defined: -foo", "--foo"},
 			{2, `unknown argument "4711"`, "--toggle 4711"},
-			{2, "--timeout is for lock only", "--action restore --pid 1 --timeout 5"},
-			{2, "--device-map is for restore only", "--action lock --pid 1 --device-map " + cudackpt.UUID{1}.String() + "=" + cudackpt.UUID{2}.String()},
+			{2, "--timeout is for lock and --toggle", "--action restore --pid 1 --timeout 5"},
+			{2, "--device-map is for restore and --toggle", "--action lock --pid 1 --device-map " + cudackpt.UUID{1}.String() + "=" + cudackpt.UUID{2}.String()},
 			{2, "is not the UUID of a GPU", "--action restore --pid 1 --device-map 0=1"},
 		} {
 			cudaCheckpoint(t, host, test.status, test.says, strings.Fields(test.args)...)
