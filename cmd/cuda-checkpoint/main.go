@@ -58,24 +58,15 @@ const (
 	toggle, getState, getTID          = "toggle", "get the state", "get the restore thread"
 )
 
-// request is what the command line asks for.
-type request struct {
-	what    string
-	pid     int
-	timeout time.Duration
-	pairs   []cudackpt.GPUPair
-	force   []string
-}
-
 // parse reads the command line. The error is [flag.ErrHelp] if that asks for help.
-func parse(args []string, getenv func(string) string) (r request, err error) {
+func parse(args []string, getenv func(string) string) (w work, err error) {
 	flags := flag.NewFlagSet("cuda-checkpoint", flag.ContinueOnError)
 	flags.SetOutput(io.Discard)
 	one := func(what string) error {
-		if r.what != "" && r.what != what {
+		if w.what != "" && w.what != what {
 			return errors.New("only one operation can be requested")
 		}
-		r.what = what
+		w.what = what
 		return nil
 	}
 	for option, what := range map[string]string{"get-state": getState, "get-restore-tid": getTID, "toggle": toggle} {
@@ -89,42 +80,42 @@ func parse(args []string, getenv func(string) string) (r request, err error) {
 	})
 	var millis uint
 	setPairs := func(text string) (err error) {
-		r.pairs, err = parsePairs(text)
+		w.pairs, err = parsePairs(text)
 		return err
 	}
-	flags.IntVar(&r.pid, "pid", 0, "")
-	flags.IntVar(&r.pid, "p", 0, "")
+	flags.IntVar(&w.pid, "pid", 0, "")
+	flags.IntVar(&w.pid, "p", 0, "")
 	flags.UintVar(&millis, "timeout", 0, "")
 	flags.UintVar(&millis, "t", 0, "")
 	flags.Func("device-map", "", setPairs)
 	flags.Func("d", "", setPairs)
 	addForce := func(text string) error {
-		r.force = append(r.force, strings.Split(text, ",")...)
-		return preflight.CheckForce(r.force)
+		w.force = append(w.force, strings.Split(text, ",")...)
+		return preflight.CheckForce(w.force)
 	}
 	flags.Func("force", "", addForce)
 	if err := flags.Parse(args); err != nil {
-		return r, err
+		return w, err
 	}
 	if names := getenv("CUDA_CHECKPOINT_FORCE"); names != "" {
 		if err := addForce(names); err != nil {
-			return r, fmt.Errorf("CUDA_CHECKPOINT_FORCE: %w", err)
+			return w, fmt.Errorf("CUDA_CHECKPOINT_FORCE: %w", err)
 		}
 	}
-	r.timeout = time.Duration(millis) * time.Millisecond
+	w.timeout = time.Duration(millis) * time.Millisecond
 	switch {
 	case flags.NArg() > 0:
-		return r, fmt.Errorf("unknown argument %q", flags.Arg(0))
-	case r.what == "":
-		return r, errors.New("name an operation: --get-state, --get-restore-tid, --action or --toggle")
-	case r.pid <= 0:
-		return r, errors.New("--pid must name a process")
-	case r.timeout > 0 && r.what != lock && r.what != toggle:
-		return r, errors.New("--timeout is for lock and --toggle")
-	case len(r.pairs) > 0 && r.what != restore && r.what != toggle:
-		return r, errors.New("--device-map is for restore and --toggle")
+		return w, fmt.Errorf("unknown argument %q", flags.Arg(0))
+	case w.what == "":
+		return w, errors.New("name an operation: --get-state, --get-restore-tid, --action or --toggle")
+	case w.pid <= 0:
+		return w, errors.New("--pid must name a process")
+	case w.timeout > 0 && w.what != lock && w.what != toggle:
+		return w, errors.New("--timeout is for lock and --toggle")
+	case len(w.pairs) > 0 && w.what != restore && w.what != toggle:
+		return w, errors.New("--device-map is for restore and --toggle")
 	}
-	return r, nil
+	return w, nil
 }
 
 // parsePairs reads a map in the form OLD=NEW,OLD=NEW.
@@ -150,7 +141,7 @@ func main() {
 }
 
 func run() (status int) {
-	r, err := parse(os.Args[1:], os.Getenv)
+	w, err := parse(os.Args[1:], os.Getenv)
 	var cfg config.Config
 	if err == nil {
 		cfg, err = config.Load(os.Getenv)
@@ -167,10 +158,11 @@ func run() (status int) {
 	signal.Ignore(unix.SIGPIPE)
 	ctx, stop := signal.NotifyContext(context.Background(), unix.SIGINT, unix.SIGTERM, unix.SIGHUP)
 	defer stop()
-	w := work{request: r, env: (&session.Env{Config: cfg, Force: r.force}).Filled()}
+	pid := w.pid // the other may be that of a thread
+	w.env = (&session.Env{Config: cfg, Force: w.force}).Filled()
 	answer, err := w.do(ctx)
 	if err != nil {
-		fmt.Fprintf(logging.Stderr(), "Could not %s on process ID %d: %v\n", r.what, r.pid, err)
+		fmt.Fprintf(logging.Stderr(), "Could not %s on process ID %d: %v\n", w.what, pid, err)
 		return 1
 	}
 	fmt.Print(answer)

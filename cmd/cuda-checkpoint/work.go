@@ -8,6 +8,7 @@ import (
 	"os"
 	"path/filepath"
 	"strconv"
+	"time"
 
 	"cucriu/cudackpt"
 	"cucriu/internal/durable"
@@ -18,9 +19,14 @@ import (
 	"cucriu/internal/session"
 )
 
-// work is a request that is carried out.
+// work is what the command line asks for, and what is needed to do it.
 type work struct {
-	request
+	what    string
+	pid     int
+	timeout time.Duration
+	pairs   []cudackpt.GPUPair
+	force   []string
+
 	env    *session.Env
 	driver *cudackpt.Driver
 	target cudackpt.Process
@@ -80,9 +86,8 @@ func (w *work) find() error {
 		return err
 	}
 	parent, _ := proc.IdentOf(os.Getppid()) // it may be in another pid namespace
-	if status, err := proc.ReadStatus(os.Getppid()); err == nil {
-		w.byCriu = status.Name == "criu"
-	}
+	caller, _ := proc.ReadStatus(os.Getppid())
+	w.byCriu = caller.Name == "criu"
 	if journal.IsForeign(w.env.Config.RunDir) {
 		return nil
 	}

@@ -30,7 +30,7 @@ type Env struct {
 	// Progress, if set, is told of every step of a session as it begins. It must not change the record.
 	Progress func(r *journal.Record, step string)
 	// Force names the findings that are errors and are to be overridden, in addition to those of the
-	// configuration: see [preflight.Forceable]. The environment cannot set it.
+	// configuration: see [preflight.Forceable]. The environment cannot set it, except for cuda-checkpoint.
 	Force []string
 }
 
