@@ -9,6 +9,8 @@ import (
 	"slices"
 	"strings"
 	"testing"
+
+	"cucriu/internal/testenv"
 )
 
 const readme = "../README.md"
@@ -43,6 +45,26 @@ func TestReadmeHas400To700Words(t *testing.T) {
 	}
 }
 
+func TestPagesHaveAtMost18000Words(t *testing.T) {
+	pages, err := filepath.Glob("*.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	words := 0
+	for _, page := range pages {
+		if page == "fault-matrix.md" { // generated, as is the table of findings
+			continue
+		}
+		before, rest, _ := strings.Cut(read(t, page), beginFindings)
+		_, after, _ := strings.Cut(rest, endFindings)
+		words += len(strings.Fields(before)) + len(strings.Fields(after))
+	}
+	t.Logf("%d words", words)
+	if words > 18000 {
+		t.Errorf("the pages have %d words: say each thing once", words)
+	}
+}
+
 func TestReadmeLeadsToEveryPage(t *testing.T) {
 	text := read(t, readme)
 	pages, err := filepath.Glob("*.md")
@@ -60,9 +82,9 @@ func TestReadmeLeadsToEveryPage(t *testing.T) {
 var commandLine = regexp.MustCompile(`(?m)^  ([a-z]+) +[A-Z]`)
 
 func TestEveryCommandIsInTheTables(t *testing.T) {
-	help, err := exec.Command("go", "run", "../cmd/cucriu", "--help").Output()
+	help, err := exec.Command(testenv.Artefact(t, "make build", "bin", "cucriu"), "--help").Output()
 	if err != nil {
-		t.Fatalf("go run ../cmd/cucriu --help: %v", err)
+		t.Fatalf("cucriu --help: %v", err)
 	}
 	_, list, _ := strings.Cut(string(help), "Available Commands:\n")
 	list, _, _ = strings.Cut(list, "\n\n")

@@ -12,15 +12,20 @@ import (
 
 var update = flag.Bool("update", false, "write the generated part of limits.md")
 
+// The generated table of limits.md is between these lines.
+const (
+	beginFindings = "<!-- begin refusals -->\n"
+	endFindings   = "<!-- end refusals -->"
+)
+
 // TestLimitsListsAllFindings holds the table in limits.md to the kinds of findings in the code:
 // go test ./docs -run Limits -update writes it.
 func TestLimitsListsAllFindings(t *testing.T) {
-	const begin, end = "<!-- begin refusals -->\n", "<!-- end refusals -->"
 	page := read(t, "limits.md")
-	before, rest, begun := strings.Cut(page, begin)
-	_, after, ended := strings.Cut(rest, end)
+	before, rest, begun := strings.Cut(page, beginFindings)
+	_, after, ended := strings.Cut(rest, endFindings)
 	if !begun || !ended {
-		t.Fatalf("docs/limits.md lacks the lines %s and %s", strings.TrimSpace(begin), end)
+		t.Fatalf("docs/limits.md lacks the lines %s and %s", strings.TrimSpace(beginFindings), endFindings)
 	}
 	table := "\n| finding | cause | remedy |\n|---|---|---|\n"
 	for _, topic := range preflight.Topics() {
@@ -34,7 +39,7 @@ func TestLimitsListsAllFindings(t *testing.T) {
 		}
 	}
 	table += "\n"
-	want := before + begin + table + end + after
+	want := before + beginFindings + table + endFindings + after
 	if *update {
 		if err := os.WriteFile("limits.md", []byte(want), 0o644); err != nil {
 			t.Fatal(err)
