@@ -30,7 +30,7 @@ note "lint: staticcheck"
 go run "$STATICCHECK" "$@" || failed+=(staticcheck)
 
 note "lint: scripts"
-scripts=(scripts/*.sh .ci/run)
+scripts=(scripts/*.sh .ci/run configs/*/cucriu-condor configs/*/cucriu-slurm configs/*/*.sh configs/slurm/job.sbatch test/programs/testdata/*.sh)
 for script in "${scripts[@]}"; do
 	bash -n "$script" || failed+=("$script")
 done
