@@ -10,7 +10,8 @@ VERSION ?= $(shell scripts/version.sh)
 # The product is built and tested without cgo. It opens the driver library at run time, so one binary serves hosts with and
 # without a GPU. git's state reaches the binary only through VERSION.
 export CGO_ENABLED := 0
-GOBUILD := go build -trimpath -buildvcs=false -ldflags '-s -w -X cucriu/internal/version.Version=$(VERSION)'
+COVER   ?=
+GOBUILD := go build $(COVER) -trimpath -buildvcs=false -ldflags '-s -w -X cucriu/internal/version.Version=$(VERSION)'
 
 PKGS         ?= ./...
 TESTFLAGS    ?=
@@ -18,6 +19,7 @@ TEST_TIMEOUT ?= 60m
 BENCHFLAGS   ?=
 SIZES        ?=
 REPEAT       ?=
+SUITES       ?=
 SOAK         ?= 10m
 SEED         ?= $(shell od -An -N3 -tu4 /dev/urandom | tr -d ' ')
 SOAK_TESTS   ?= TestNoJobIsLostInACrowd|TestALongJobSurvivesEverything|TestNoMoveLosesAJob
@@ -138,6 +140,24 @@ soak: build sim workload tools ## jobs are dumped, suspended, run, migrated side
 		go test -count=1 -p 3 -timeout 0 -v -run '^($(SOAK_TESTS))$$' ./test/soak ./test/run ./test/migrate >build/soak.log || status=$$?; \
 	grep -e ' soak: ' -e '--- FAIL' build/soak.log; \
 	exit $$status
+
+# What can be tested without CRIU, under the race detector; the rest runs programs that are built without cgo.
+RACE_PACKAGES := ./internal/migrate/... ./internal/jobs/... ./internal/pages ./internal/gpumap ./internal/journal ./internal/jsonlines \
+	./internal/logging ./internal/session ./internal/engine ./internal/image ./internal/timeline ./cudackpt ./hooks/...
+
+.PHONY: race
+race: sim workload tools ## the unit tests under the race detector, which needs cgo
+	CUCRIU_TEST_CRIU="$$(scripts/provide-criu.sh)" CGO_ENABLED=1 scripts/private-exec.sh \
+		go test -race -count=1 -p 2 -timeout $(TEST_TIMEOUT) $(TESTFLAGS) $(RACE_PACKAGES)
+
+.PHONY: cover
+cover: build sim workload tools ## coverage by package, of the unit tests; with SUITES=./test/dump, of the programs that these run, too
+	rm -rf build/cover && mkdir -p build/cover/unit build/cover/suites
+	CUCRIU_TEST_CRIU="$$(scripts/provide-criu.sh)" scripts/private-exec.sh \
+		go test -cover -p 2 ./cmd/... ./hooks/... ./cudackpt ./criuutil ./internal/... \
+		-args -test.gocoverdir=$(CURDIR)/build/cover/unit >build/cover/log || { cat build/cover/log; exit 1; }
+	[[ -z "$(SUITES)" ]] || GOCOVERDIR=$(CURDIR)/build/cover/suites $(MAKE) test COVER=-cover PKGS="$(SUITES)"
+	go tool covdata percent -i=build/cover/unit,build/cover/suites | sort
 
 .PHONY: lint
 lint: need-go ## gofumpt, go vet, staticcheck, both architectures, and shellcheck where installed

@@ -82,14 +82,24 @@ func TestEveryCommandLineIsRunOrSaysWhyNot(t *testing.T) {
 	total := 0
 	for _, page := range pages(t) {
 		steps := slices.Clone(walks[strings.TrimPrefix(page, "../")])
+		var shown, walked []string
+		for _, s := range steps {
+			if s.section == "" {
+				walked = append(walked, s.line)
+			}
+		}
 		for _, l := range linesOf(t, page) {
 			total++
 			at := slices.IndexFunc(steps, func(s step) bool { return s.line == l.text || s.section != "" && s.section == l.section })
 			if at < 0 {
 				t.Errorf("%s, %s: nothing runs this line: give it a step in walks_test.go, in its place\n\t%s", page, l.section, l.text)
 			} else if steps[at].section == "" {
+				shown = append(shown, l.text)
 				steps = slices.Delete(steps, at, at+1) // a line that stands there twice needs two steps
 			}
+		}
+		if len(shown) == len(walked) && !slices.Equal(shown, walked) {
+			t.Errorf("walks_test.go does not have the lines of %s in their order: %q", page, shown)
 		}
 		for _, left := range steps {
 			if left.line != "" {
