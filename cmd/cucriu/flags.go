@@ -7,6 +7,7 @@ import (
 	"io"
 	"math"
 	"os"
+	"path/filepath"
 	"slices"
 	"strconv"
 	"strings"
@@ -15,6 +16,8 @@ import (
 	"github.com/spf13/cobra"
 
 	"cucriu/hooks/preflight"
+	"cucriu/internal/inspect"
+	"cucriu/internal/proc"
 	"cucriu/internal/units"
 )
 
@@ -58,6 +61,7 @@ func pidFlag(cmd *cobra.Command, to *int, name, short, usage string) {
 		}
 		return err
 	}}, name, short, usage)
+	completePID(cmd, name)
 }
 
 // pidsFlag adds the option of the commands that work on processes.
@@ -73,6 +77,57 @@ func pidsFlag(cmd *cobra.Command, to *[]int) {
 		return nil
 	}}, "pid", "p", "a process; several: -p 4711 -p 4712, or -p 4711,4712")
 	_ = cmd.MarkFlagRequired("pid")
+	completePID(cmd, "pid")
+}
+
+// completePID completes the value of an option with the processes that have a libcuda mapped.
+func completePID(cmd *cobra.Command, name string) {
+	// It fails only for an option that does not exist.
+	_ = cmd.RegisterFlagCompletionFunc(name, func(*cobra.Command, []string, string) ([]string, cobra.ShellCompDirective) {
+		return cudaProcesses(time.Second), cobra.ShellCompDirectiveNoFileComp | cobra.ShellCompDirectiveKeepOrder
+	})
+}
+
+// cudaProcesses returns the processes that have a libcuda mapped, with their command lines, as far as
+// they are found in that time. Only /proc is read, which may still have to wait for a process that
+// changes its memory.
+func cudaProcesses(patience time.Duration) (all []string) {
+	const longest = 60
+	found := make(chan string)
+	go func() {
+		defer close(found)
+		pids, _ := proc.All()
+		slices.Sort(pids)
+		for _, pid := range pids {
+			if maps, err := inspect.MapsLibcuda(pid); err != nil || !maps {
+				continue
+			}
+			status, err := proc.ReadStatus(pid)
+			if err != nil || strings.HasPrefix(status.Name, "cucriu") {
+				continue // one of ours asks the driver
+			}
+			name := status.Name
+			if line, err := os.ReadFile(fmt.Sprintf("/proc/%d/cmdline", pid)); err == nil && len(line) > 0 {
+				program, args, _ := strings.Cut(string(line), "\x00")
+				name = proc.Printable(strings.TrimSpace(filepath.Base(program) + " " + strings.ReplaceAll(args, "\x00", " ")))
+			}
+			if letters := []rune(name); len(letters) > longest {
+				name = string(letters[:longest-1]) + "…"
+			}
+			found <- cobra.CompletionWithDesc(strconv.Itoa(pid), name)
+		}
+	}()
+	for late := time.After(patience); ; {
+		select {
+		case name, more := <-found:
+			if !more {
+				return all
+			}
+			all = append(all, name)
+		case <-late:
+			return all
+		}
+	}
 }
 
 // timeoutFlag adds an option that limits how long something may take.

@@ -5,12 +5,10 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"slices"
 	"strings"
 	"time"
 
 	"github.com/spf13/cobra"
-	"github.com/spf13/pflag"
 
 	"cucriu/hooks"
 	"cucriu/hooks/preflight"
@@ -230,24 +228,4 @@ func writeMovedJob(out io.Writer, r migrate.Result, dryRun bool) {
 	}
 	fmt.Fprintf(out, "the job runs at %s, where its cucriu run is process %d: it was paused for %v; %s sent meanwhile, %s before\n",
 		r.Host, r.PID, r.Pause.Round(time.Millisecond), units.Size(r.Bytes), units.Size(r.Ahead))
-}
-
-// givenFlags returns the options that were given, so that cucriu run can be given them on another
-// host. Those of this host only are left out.
-func givenFlags(set *pflag.FlagSet) []string {
-	notTaken := []string{"dir", "takeover", "criu", "config", "adopt"}
-	var args []string
-	set.Visit(func(f *pflag.Flag) {
-		if slices.Contains(notTaken, f.Name) {
-			return
-		}
-		values := []string{f.Value.String()}
-		if list, is := f.Value.(pflag.SliceValue); is {
-			values = list.GetSlice()
-		}
-		for _, value := range values {
-			args = append(args, "--"+f.Name+"="+value)
-		}
-	})
-	return args
 }

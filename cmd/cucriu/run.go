@@ -21,6 +21,7 @@ import (
 	"cucriu/internal/logging"
 	"cucriu/internal/pages"
 	"cucriu/internal/session"
+	"cucriu/internal/units"
 )
 
 func runCommand() *cobra.Command {
@@ -34,6 +35,11 @@ func runCommand() *cobra.Command {
 		Long: `Run a long job. If DIR holds no checkpoint of it, COMMAND is started; otherwise the
 job resumes from the newest complete checkpoint. So the same command line serves the
 first start and every start after a failure, a preemption or a reboot.
+
+DIR remembers the command and the options, so cucriu run --dir DIR is enough later. An
+option that is given then replaces the remembered one, and is remembered; give its
+default to be rid of it. A command line with COMMAND is complete: only its options
+apply, and they are remembered. --takeover, --adopt and --criu never are.
 
 The job runs in pid, mount and time namespaces of its own: its pids are always free
 and its clocks do not jump. If cucriu run is killed, the job keeps running, and the
@@ -63,6 +69,7 @@ under that filter, in a session of its own, with the standard streams of cucriu 
 and not in namespaces. The first line on stderr names its pid; so does --pidfile.
 Without CAP_SYS_ADMIN, set-user-id programs such as sudo gain no rights then.`,
 		Example: "  cucriu run --dir /var/lib/jobs/train --every 30m -- torchrun --nproc-per-node 2 train.py\n" +
+			"  cucriu run --dir /var/lib/jobs/train --keep 5  # resume it, and keep more checkpoints from now on\n" +
 			"  cucriu run --dir /shared/jobs/$SLURM_JOB_ID --takeover --grace 60s --requeue-status 85 -- python train.py\n" +
 			"  cucriu run --no-checkpoints --pidfile job.pid python train.py &\n  cucriu dump -t $(cat job.pid) -D /var/lib/images/job1",
 		Args: func(cmd *cobra.Command, args []string) error {
@@ -85,7 +92,9 @@ Without CAP_SYS_ADMIN, set-user-id programs such as sudo gain no rights then.`,
 			if noCheckpoints {
 				return runJob(cmd.Context(), hook.Config.RunDir, args, pidFile)
 			}
-			if err := check(args); err != nil {
+			if err := check(args); errors.As(err, new(runError)) {
+				return err
+			} else if err != nil {
 				return usageError{err}
 			}
 			return runLong(cmd, hook, long)
@@ -157,24 +166,33 @@ func addLongFlags(cmd *cobra.Command, o *jobs.Options) (check func(args []string
 	folderFlag(cmd, &o.Dir, "dir", "", "directory for the job's checkpoints and output; created if missing")
 	flags.StringVar(&o.Name, "name", "", "the job's name (default: the last part of DIR)")
 	flags.StringVar(&o.User, "user", "", "user to run the job as, by name or number (default: root)")
-	sizeFlag(cmd, &o.FilesLimit, "files-limit", "how much content of files that the job has open for writing may be saved in a checkpoint, such as 512M (default 1G)")
+	sizeFlag(cmd, &o.FilesLimit, "files-limit", "how much content of files that the job has open for writing may be saved in a checkpoint, such as 512M")
+	flags.Lookup("files-limit").DefValue = "1G"
 	flags.BoolVar(&o.PrivateTmp, "private-tmp", false, "give the job a /tmp of its own, in memory, which is saved in its checkpoints")
 	flags.StringArrayVar(&o.NotSaved, "not-saved", nil, "leave this file of the job as it is when the job is resumed from a checkpoint; may be repeated")
 	flags.DurationVar(&o.Every, "every", 30*time.Minute, "time between checkpoints; 0 disables scheduled checkpoints")
-	flags.Var(&value{kind: "percent", set: func(text string) error {
+	flags.Var(&value{kind: "percent", text: "0", set: func(text string) error {
+		if o.Overhead = 0; text == "0" {
+			return nil
+		}
 		percent, err := strconv.ParseFloat(strings.TrimSuffix(text, "%"), 64)
 		if err != nil || !strings.HasSuffix(text, "%") || !(percent > 0 && percent <= 50) {
-			return errors.New("must be more than 0% and at most 50%")
+			return errors.New("must be 0, or more than 0% and at most 50%")
 		}
 		o.Overhead = percent / 100
 		return nil
-	}}, "overhead", "choose the interval so that checkpoints pause the job for this share of its time, such as 1%; --every applies until their cost is known")
+	}}, "overhead", "choose the interval so that checkpoints pause the job for this share of its time, such as 1%; --every applies until their cost is known; 0 is --every alone")
 	flags.DurationVar(&o.MaxPause, "max-pause", 0, "skip a checkpoint that would probably pause the job for longer; 0 is no limit")
-	flags.StringVar(&o.Stage, "stage", "", "where an image is written while the job is paused: a directory, memory, or disk (in DIR); default: memory if it fits, else disk")
+	flags.StringVar(&o.Stage, "stage", stageAuto, "where an image is written while the job is paused: a directory, memory, disk (in DIR), or auto: memory if it fits, else disk")
 	flags.StringArrayVar(&o.Settings, "setting", nil, "add a setting to the job's environment that may cost speed; may be repeated: "+settingNames(true))
 	flags.StringArrayVar(&o.NoSettings, "no-setting", nil, "leave out a setting that costs no speed; may be repeated: "+settingNames(false))
 	flags.IntVar(&o.Keep, "keep", 3, "how many checkpoints to keep")
-	sizeFlag(cmd, &o.MaxBytes, "max-bytes", "how much space the checkpoints may take in total, such as 500G; the newest verified one and pinned ones are kept")
+	flags.Var(&value{kind: "size", text: "0", set: func(text string) (err error) {
+		if o.MaxBytes = 0; text != "0" {
+			o.MaxBytes, err = units.ParseSize(text)
+		}
+		return err
+	}}, "max-bytes", "how much space the checkpoints may take in total, such as 500G; the newest verified one and pinned ones are kept; 0 is no limit")
 	choose(cmd, &o.Compress, "compress", "compression of GPU memory in DIR, done while the job runs: none, s2 (fast) or zstd (smaller)",
 		word[pages.Codec]{"none", 0}, word[pages.Codec]{"s2", pages.S2}, word[pages.Codec]{"zstd", pages.Zstd})
 	choose(cmd, &o.Probe, "probe", "do trial restores of the first checkpoint, and of later ones when the job has new kinds of processes or files: beside the job, in a sandbox, without the GPUs: auto or off",
@@ -185,11 +203,27 @@ func addLongFlags(cmd *cobra.Command, o *jobs.Options) (check func(args []string
 	flags.IntVar(&o.RequeueStatus, "requeue-status", 75, "exit status after leaving")
 	flags.IntVar(&o.MovedStatus, "moved-status", 0, "exit status once the job has moved to another host (cucriu migrate --job)")
 	flags.IntVar(&o.Adopt, "adopt", 0, "adopt a job that is already running: the pid of its first process")
+	completePID(cmd, "adopt")
 	flags.BoolVar(&tty, "tty", false, "give the job a terminal of its own, connected to this one")
 	criuFlag(cmd, &o.Criu, "path of the criu to run")
 	flags.StringVar(&o.Metrics, "metrics", "", "a file for the textfile collector of Prometheus's node exporter (name it *.prom)")
 	return func(args []string) error {
-		o.Command, o.Output, o.Messages, o.Flags = args, os.Stdout, logging.Stderr(), givenFlags(flags)
+		_, err := jobs.Describe(o.Dir)
+		switch {
+		case len(args) > 0 || o.Adopt != 0:
+		case errors.Is(err, os.ErrNotExist) || errors.Is(err, unix.ENOTDIR):
+			return fmt.Errorf("%s is not yet the directory of a job: name the command to run", o.Dir)
+		case err == nil:
+			if err := recallFlags(cmd, o.Dir); err != nil {
+				return err
+			}
+		}
+		o.Command, o.Output, o.Messages, o.Flags = args, os.Stdout, logging.Stderr(), rememberedFlags(flags)
+		if o.Stage == stageAuto {
+			o.Stage = ""
+		}
+		empty := func(text string) bool { return text == "" } // that is given to be rid of others
+		o.NotSaved, o.Settings, o.NoSettings = slices.DeleteFunc(o.NotSaved, empty), slices.DeleteFunc(o.Settings, empty), slices.DeleteFunc(o.NoSettings, empty)
 		if tty {
 			o.Terminal = os.Stdin
 		}
@@ -205,10 +239,7 @@ func addLongFlags(cmd *cobra.Command, o *jobs.Options) (check func(args []string
 				return fmt.Errorf("--not-saved %s: an absolute path", path)
 			}
 		}
-		_, err := jobs.Describe(o.Dir)
 		switch {
-		case len(args) == 0 && o.Adopt == 0 && errors.Is(err, os.ErrNotExist):
-			return fmt.Errorf("%s is not yet the directory of a job: name the command to run", o.Dir)
 		case o.Adopt < 0:
 			return errors.New("--adopt: a pid is a positive number")
 		case o.Adopt != 0 && len(args) > 0:
@@ -220,7 +251,7 @@ func addLongFlags(cmd *cobra.Command, o *jobs.Options) (check func(args []string
 		case o.Every > 0 && o.Every < time.Second:
 			return fmt.Errorf("--every %v: at least 1s", o.Every)
 		case o.Stage != "" && o.Stage != jobs.StageMemory && o.Stage != jobs.StageDisk && !filepath.IsAbs(o.Stage):
-			return fmt.Errorf("--stage %s: must be memory, disk, or an absolute path", o.Stage)
+			return fmt.Errorf("--stage %s: must be auto, memory, disk, or an absolute path", o.Stage)
 		case o.Metrics != "" && existing(filepath.Dir(o.Metrics)) == "":
 			return fmt.Errorf("--metrics %s: no such directory", o.Metrics)
 		case o.Keep < 1:
@@ -233,6 +264,9 @@ func addLongFlags(cmd *cobra.Command, o *jobs.Options) (check func(args []string
 		return nil
 	}
 }
+
+// stageAuto is the word for the default of --stage.
+const stageAuto = "auto"
 
 // runLong runs a long job, and returns its exit status as an error.
 func runLong(cmd *cobra.Command, hook *hooks.Hook, options jobs.Options) error {

@@ -47,7 +47,7 @@ func checkNamed(cmd *cobra.Command) error {
 	case asked("help"):
 		return nil
 	case len(args) > 0:
-		return fmt.Errorf("unknown command %q for %q", args[0], cmd.CommandPath())
+		return fmt.Errorf("unknown command %q for %q%s", args[0], cmd.CommandPath(), didYouMean(cmd, "", args[0]))
 	case asked("version") || cmd.IsAdditionalHelpTopicCommand():
 		return nil
 	}
@@ -66,7 +66,7 @@ func extendHelp(root *cobra.Command) {
 	help.Args = func(_ *cobra.Command, args []string) error {
 		found, rest, err := root.Find(args)
 		if err == nil && found != root && len(rest) > 0 {
-			err = fmt.Errorf("unknown help topic %q", strings.Join(args, " "))
+			err = fmt.Errorf("unknown help topic %q%s", strings.Join(args, " "), didYouMean(found, "", rest[0]))
 		}
 		return err
 	}
@@ -133,14 +133,21 @@ func advice(cmd *cobra.Command, err error) string {
 		return ": put criu options that cucriu does not have into a file, and specify it with --criu-config"
 	}
 	// cobra knows which of several names are near.
-	names := &cobra.Command{SuggestionsMinimumDistance: 2}
+	names := &cobra.Command{}
 	cmd.Flags().VisitAll(func(flag *pflag.Flag) {
 		if !flag.Hidden {
 			names.AddCommand(&cobra.Command{Use: flag.Name, Run: func(*cobra.Command, []string) {}})
 		}
 	})
-	if near := names.SuggestionsFor(name); len(near) > 0 {
-		return ": did you mean --" + strings.Join(near, " or --")
+	return didYouMean(names, "--", name)
+}
+
+// didYouMean names the subcommands of a command whose names are near, after a prefix; "" if none is.
+func didYouMean(cmd *cobra.Command, prefix, name string) string {
+	cmd.SuggestionsMinimumDistance = 2
+	near := cmd.SuggestionsFor(name)
+	if len(near) == 0 {
+		return ""
 	}
-	return ""
+	return ": did you mean " + prefix + strings.Join(near, " or "+prefix)
 }

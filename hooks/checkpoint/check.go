@@ -65,7 +65,7 @@ func rootFindings(hook *hooks.Hook, root int) (preflight.Findings, error) {
 // CheckRestore finds the reasons for which [Restore] would refuse the image in dir, and what else there
 // is to say about it. It touches nothing. Files that except picks are not compared.
 func CheckRestore(ctx context.Context, hook *hooks.Hook, dir string, except func(path string) bool) (preflight.Findings, error) {
-	findings, err := imageFindings(ctx, dir, fileCheck{except: except})
+	findings, err := imageFindings(ctx, hook, dir, fileCheck{except: except})
 	if err != nil || findings.Has(preflight.FindingImage) {
 		return findings, err
 	}
@@ -78,7 +78,7 @@ func CheckRestore(ctx context.Context, hook *hooks.Hook, dir string, except func
 }
 
 // imageFindings finds what keeps criu from restoring an image on this host.
-func imageFindings(ctx context.Context, dir string, check fileCheck) (preflight.Findings, error) {
+func imageFindings(ctx context.Context, hook *hooks.Hook, dir string, check fileCheck) (preflight.Findings, error) {
 	dir, err := filepath.Abs(dir)
 	if err != nil {
 		return nil, err
@@ -103,7 +103,7 @@ func imageFindings(ctx context.Context, dir string, check fileCheck) (preflight.
 	if err != nil || tree.OwnPIDs {
 		return findings, err
 	}
-	taken, err := inspect.TakenPIDs(ctx, tree.Numbers())
+	taken, err := inspect.TakenPIDs(ctx, tree.Numbers(), func(text string) { hook.Filled().Log.Warn(text) })
 	return append(taken, findings...), err
 }
 

@@ -11,6 +11,7 @@ import (
 
 	"cucriu/hooks"
 	"cucriu/hooks/preflight"
+	"cucriu/internal/durable"
 	"cucriu/internal/image"
 	"cucriu/internal/inspect"
 	"cucriu/internal/journal"
@@ -37,6 +38,11 @@ func Dump(ctx context.Context, hook *hooks.Hook, dir string, options Options) (R
 		return Result{}, preflight.AsRefusal(err)
 	}
 	if err := refuseDump(hook, int(options.RPC.GetPid()), dir); err != nil {
+		return refused(err)
+	}
+	made, err := image.MakeParent(dir)
+	defer func() { durable.RemoveDirs(made) }() // after a success they are not empty
+	if err != nil {
 		return refused(err)
 	}
 	partial, err := hook.NewPartial(dir)

@@ -27,7 +27,7 @@ func Restore(ctx context.Context, hook *hooks.Hook, dir string, options Options)
 		hook.KeepRefusal(journal.Refusal{Kind: journal.KindRestore, ImageDir: dir}, err)
 		return Result{}, preflight.AsRefusal(err)
 	}
-	findings, err := imageFindings(ctx, dir, fileCheck{options.isInherited, options.RPC.GetSkipFileRwxCheck()})
+	findings, err := imageFindings(ctx, hook, dir, fileCheck{options.isInherited, options.RPC.GetSkipFileRwxCheck()})
 	if err := errors.Join(err, findings.Err()); err != nil {
 		return refused(err)
 	}

@@ -39,8 +39,8 @@ func NewPartial(dir string, needed func(partial string) bool) (string, error) {
 	return partial, nil
 }
 
-// CheckVacant refuses a directory that cannot become an image directory: it must not exist yet,
-// in a directory that does, or be empty. CheckVacant touches nothing.
+// CheckVacant refuses a directory that cannot become an image directory: it must not exist yet, or be
+// empty. CheckVacant touches nothing.
 func CheckVacant(dir string) error {
 	dir, err := filepath.Abs(dir)
 	if err != nil {
@@ -77,21 +77,33 @@ func CheckVacant(dir string) error {
 	return nil
 }
 
-// checkParent refuses the directory above an image directory if that cannot be made in it.
+// checkParent refuses the directory above an image directory if that cannot be made in it. One that is
+// missing is made by [MakeParent].
 func checkParent(parent string) error {
-	info, err := os.Stat(parent)
+	at := parent
+	info, err := os.Stat(at)
+	for errors.Is(err, os.ErrNotExist) && at != "/" {
+		at = filepath.Dir(at)
+		info, err = os.Stat(at)
+	}
 	if err == nil && info.IsDir() {
-		err = unix.Access(parent, unix.W_OK)
+		err = unix.Access(at, unix.W_OK)
 	}
 	switch {
-	case errors.Is(err, os.ErrNotExist):
-		return fault.New("parent of the image directory: "+parent+": no such file or directory", "create that directory first (mkdir -p)")
 	case err != nil:
-		return fault.New(fmt.Sprintf("parent of the image directory: %s: %v", parent, err), "name one in a writable directory")
+		return fault.New(fmt.Sprintf("parent directory %s: %v", at, err), "name an image directory in a writable one")
 	case !info.IsDir():
-		return fault.New("image directory: "+parent+" is not a directory", "name another one")
+		return fault.New(fmt.Sprintf("parent directory %s is not a directory", at), "name another image directory")
+	case at != parent && durable.CheckPath("parent directory", parent, 0) != nil:
+		return fault.New(fmt.Sprintf("parent directory %s does not exist, and cucriu does not create it because users other than root could replace it", parent), "create it first (mkdir -p "+parent+")")
 	}
 	return nil
+}
+
+// MakeParent makes the directory above an image directory, and those above it, if they are missing. It
+// returns those that it has made.
+func MakeParent(dir string) (made []string, err error) {
+	return durable.MakeDirs("parent directory", filepath.Dir(dir))
 }
 
 // removeStalePartials removes the partial directories of dir whose writer has ended, except

@@ -1,6 +1,7 @@
 package inspect
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -205,33 +206,45 @@ func hasUNIXSocket(name string) bool {
 	return err != nil || strings.Contains(string(list), " "+name+"\n")
 }
 
-// exitTime is how long [TakenPIDs] waits for processes that are about to be gone: right after a dump
-// that has ended the job, or a restore that failed, they may still be exiting, or not reaped yet.
-const exitTime = 30 * time.Second
+// How long [TakenPIDs] waits for processes that are about to be gone: right after a dump that has ended
+// the job, or a restore that failed, they may still be exiting, or not reaped yet.
+const (
+	exitTime = 30 * time.Second
+	reapTime = 10 * time.Second
+	sayAfter = 500 * time.Millisecond // what is over sooner is not worth a line
+)
 
 // TakenPIDs refuses a restore that needs pids which are in use on this host. criu finds that only
-// when it creates the processes. It is a check: a number that is free now may be taken by then.
-func TakenPIDs(ctx context.Context, needed []int) (preflight.Findings, error) {
+// when it creates the processes. It is a check: a number that is free now may be taken by then. say is
+// told what it waits for.
+func TakenPIDs(ctx context.Context, needed []int, say func(text string)) (preflight.Findings, error) {
 	inner, err := proc.IsInInnerPIDNamespace()
 	if err != nil || inner {
 		return nil, err // what /proc shows are other pids than those that criu will get
 	}
-	ctx, cancel := context.WithTimeout(ctx, exitTime)
-	defer cancel()
-	for {
+	begun, said := time.Now(), false
+	for reapFrom := begun; ; {
 		holders, err := proc.HoldersOf(needed)
 		if err != nil {
 			return nil, err
 		}
-		if !slices.ContainsFunc(slices.Collect(maps.Values(holders)), func(h proc.Holder) bool { return h.Exiting }) {
+		all := slices.SortedFunc(maps.Values(holders), func(a, b proc.Holder) int { return cmp.Compare(a.PID, b.PID) })
+		at := slices.IndexFunc(all, func(h proc.Holder) bool { return h.Exiting })
+		if at < 0 || time.Since(begun) > exitTime {
 			return takenFindings(holders), nil
+		}
+		if slices.ContainsFunc(all, func(h proc.Holder) bool { return h.Exiting && !h.Ended }) {
+			reapFrom = time.Now()
+		} else if time.Since(reapFrom) > reapTime {
+			return takenFindings(holders), nil
+		}
+		if h := all[at]; h.Ended && !said && time.Since(reapFrom) > sayAfter {
+			said = true
+			say(fmt.Sprintf("pid %d is not yet reaped by PID %d; retrying for %v", h.PID, h.PPID, reapTime))
 		}
 		select {
 		case <-ctx.Done():
-			if errors.Is(ctx.Err(), context.Canceled) {
-				return nil, ctx.Err()
-			}
-			return takenFindings(holders), nil
+			return nil, context.Cause(ctx)
 		case <-time.After(10 * time.Millisecond): // nobody but its parent is told that it was reaped
 		}
 	}
@@ -257,8 +270,11 @@ func takenFindings(holders map[int]proc.Holder) preflight.Findings {
 			message += fmt.Sprintf(" (and %d more IDs of the image)", n)
 		}
 		if holder.Ended {
-			message = fmt.Sprintf("has ended, but keeps the %s %d, which a process of the image needs, until its parent, process %d, reaps it", holder.As, first, holder.PPID)
-			remedy = "wait for that, or end the parent"
+			message = fmt.Sprintf("has ended, but is not yet reaped by PID %d, so the %s %d, which a process of the image needs, is not free", holder.PPID, holder.As, first)
+			remedy = fmt.Sprintf("wait, or end process %d", holder.PPID)
+			if holder.PPID == 1 {
+				remedy = "wait; a container whose PID 1 never reaps needs an init that does (docker run --init)"
+			}
 		}
 		f := preflight.New(preflight.FindingPIDTaken, message, remedy)
 		f.PID, f.Process = pid, holder.Name

@@ -29,8 +29,14 @@ func adoptedRecord(o Options) (record, error) {
 	if err == nil {
 		r.WorkDir, err = os.Readlink(fmt.Sprintf("/proc/%d/cwd", o.Adopt))
 	}
-	if err != nil || len(line) == 0 {
-		return record{}, fmt.Errorf("process %d cannot be adopted: %w", o.Adopt, errors.Join(err, proc.ErrGone))
+	if errors.Is(proc.GoneOr(o.Adopt, err), proc.ErrGone) {
+		return record{}, fmt.Errorf("--adopt %d: no such process", o.Adopt)
+	}
+	if err != nil {
+		return record{}, fmt.Errorf("process %d cannot be adopted: %w", o.Adopt, err)
+	}
+	if len(line) == 0 {
+		return record{}, fmt.Errorf("process %d cannot be adopted: it is a kernel thread or has ended", o.Adopt)
 	}
 	for word := range strings.SplitSeq(strings.TrimRight(string(line), "\x00"), "\x00") {
 		r.Command = append(r.Command, proc.Printable(word)) // a program may write anything there
@@ -54,7 +60,7 @@ func (s *starter) adopt(ctx context.Context) error {
 		}
 	}
 	if err != nil {
-		return errors.Join(fmt.Errorf("process %d cannot be adopted, and was not touched: %w", s.Adopt, err), s.record.remove(s.Dir))
+		return errors.Join(fmt.Errorf("process %d cannot be adopted, and was not touched: %w", s.Adopt, err), s.withdraw())
 	}
 	err = s.makeSandbox(func(dir, runDir string) (err error) {
 		s.sandbox, err = sandbox.Adopt(ctx, dir, runDir, root, sandbox.Spec{HostDir: s.runDir, Fence: s.fence})

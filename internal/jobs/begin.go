@@ -189,7 +189,7 @@ func (s *starter) start(ctx context.Context) error {
 	}
 	err = s.newSandbox(ctx, g, sandbox.Spec{FirstPID: firstPID, Start: start})
 	if errors.As(err, new(*job.NotStartedError)) {
-		return errors.Join(err, removeSandboxes(s.Dir), s.record.remove(s.Dir))
+		return errors.Join(err, s.withdraw())
 	}
 	if err != nil {
 		return err

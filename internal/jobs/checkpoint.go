@@ -13,6 +13,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"cucriu/hooks/preflight"
+	"cucriu/internal/durable"
 	"cucriu/internal/failpoint"
 	"cucriu/internal/image"
 	"cucriu/internal/jobs/files"
@@ -307,7 +308,7 @@ func checkStage(s *core) error {
 		err = &os.PathError{Op: "stat", Path: s.Stage, Err: unix.ENOTDIR}
 	}
 	if err == nil {
-		err = store.CheckDir("the directory", s.Stage)
+		err = durable.CheckPath("the directory", s.Stage, 0)
 	}
 	var disk unix.Statfs_t
 	if err == nil {

@@ -28,6 +28,8 @@ type core struct {
 	store  *store.Store
 	runDir string       // of this job on this host; gone after a reboot
 	user   *job.Account // nil if the job is root's
+
+	withdrawn bool // the job was refused before it ever ran
 }
 
 func newCore(hook *hooks.Hook, o Options) *core {
@@ -165,6 +167,12 @@ func (s *core) sayNext() error {
 		s.say(fmt.Sprintf("the same command resumes from checkpoint %s of %s", newest.Name, age(newest)))
 	}
 	return nil
+}
+
+// withdraw forgets a job that was refused before it ever ran.
+func (s *core) withdraw() error {
+	s.withdrawn = true
+	return errors.Join(removeSandboxes(s.Dir), s.record.remove(s.Dir))
 }
 
 // finish records that the job has come to its end.

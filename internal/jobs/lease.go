@@ -70,7 +70,7 @@ func (s *lease) claim(ctx context.Context) error {
 	}
 	// Nothing is read from a directory that somebody else may have filled.
 	if s.store, err = store.View(s.Dir); err == nil {
-		err = store.CheckDir("job directory", s.Dir)
+		err = durable.CheckPath("job directory", s.Dir, 0)
 	}
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return err

@@ -106,6 +106,10 @@ func Run(ctx context.Context, hook *hooks.Hook, o Options, signals *job.Signals)
 			err = errors.Join(err, c.store.Abandon())
 			return
 		}
+		if c.withdrawn {
+			err = errors.Join(err, c.store.Withdraw())
+			return
+		}
 		err = errors.Join(err, c.store.Close())
 	}()
 	if left, err := l.hasLeft(); err != nil || left {

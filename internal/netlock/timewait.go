@@ -11,6 +11,8 @@ import (
 
 	"github.com/mdlayher/netlink"
 	"golang.org/x/sys/unix"
+
+	"cucriu/internal/fault"
 )
 
 // timeWaitLimit is a little longer than the kernel keeps a connection in TIME_WAIT (one minute).
@@ -49,7 +51,10 @@ func FreeAddresses(ctx context.Context, addresses []netip.AddrPort, waits func(n
 		}
 		select {
 		case <-ctx.Done():
-			return removed, fmt.Errorf("%d closed connections of %v are still kept by the kernel (TIME_WAIT): %w", len(left), left[0].local, ctx.Err())
+			if errors.Is(ctx.Err(), context.Canceled) {
+				return removed, context.Cause(ctx)
+			}
+			return removed, fault.Because(ctx.Err(), fmt.Sprintf("the kernel keeps closed connections of %v in TIME_WAIT (%d)", left[0].local, len(left)), "restore again in a minute")
 		case <-time.After(200 * time.Millisecond): // the kernel reports no end
 		}
 	}

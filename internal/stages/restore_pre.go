@@ -101,7 +101,7 @@ func freeAddresses(ctx context.Context, log *slog.Logger, imageDir string) error
 		return nil // criu itself judges its images, which may be streamed
 	}
 	n, err := netlock.FreeAddresses(ctx, addresses, func(n int) {
-		log.Warn("waiting up to 75 seconds for ports of the image: they have closed connections (TIME_WAIT), which this kernel does not allow to be removed", "connections", n)
+		log.Warn("ports of the image have closed connections in TIME_WAIT, which this kernel does not let cucriu remove; retrying for up to 75s", "connections", n)
 	})
 	if n > 0 && err == nil {
 		log.Info("ports of the image are free again: their closed connections (TIME_WAIT) were removed", "connections", n)
@@ -120,7 +120,7 @@ func refuseTakenPIDs(ctx context.Context, env *session.Env, imageDir string) err
 	if err != nil || tree.OwnPIDs {
 		return nil // criu itself judges its images, which may be streamed
 	}
-	findings, err := inspect.TakenPIDs(ctx, tree.Numbers())
+	findings, err := inspect.TakenPIDs(ctx, tree.Numbers(), func(text string) { env.Log.Warn(text) })
 	if err != nil {
 		return err
 	}

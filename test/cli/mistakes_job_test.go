@@ -101,11 +101,17 @@ func TestMistakesAboutWhereTheImageGoes(t *testing.T) {
 		if err := os.Symlink("nowhere", b.path("link")); err != nil {
 			t.Fatal(err)
 		}
+		b.write(t, "theirs/file", "")
+		if err := os.Chown(b.path("theirs"), 1000, 1000); err != nil {
+			t.Fatal(err)
+		}
 		dump := func(dir string, more ...string) []string {
 			return append([]string{"dump", "-t", b.job.Root(), "-D", dir}, more...)
 		}
 		b.make(t,
-			mistake{"below nothing", dump("nowhere/images"), refused, "create that directory first (mkdir -p)"},
+			mistake{"below nothing, refused later", dump("nowhere/below/images", "-W", "nowhere"), refused, "directory for criu's log: stat nowhere: no such file"},
+			mistake{"below nothing in somebody's directory", dump("theirs/below/images"), refused, "parent directory " + b.path("theirs/below") + " does not exist, and cucriu does not create it because users other than root could replace it: create it first (mkdir -p "},
+			mistake{"below a link to nothing", dump("link/below/images"), refused, "no such file or directory"},
 			mistake{"a file", dump("file"), refused, b.path("file") + " is not a directory: name a new one"},
 			mistake{"below a file", dump("file/images"), refused, "image-directory: "},
 			mistake{"not empty", dump("full"), refused, b.path("full") + " is not empty, and a dump never overwrites another"},
@@ -113,7 +119,7 @@ func TestMistakesAboutWhereTheImageGoes(t *testing.T) {
 			mistake{"a link", dump("link"), refused, "is not a directory"},
 			mistake{"a mount point", dump("small"), refused, "is a mount point: name a new directory inside it"},
 			mistake{"too small a disk", dump("small/images"), refused, "disk-space: the image takes at least "},
-			mistake{"read-only", dump("readonly/images"), refused, "name one in a writable directory"},
+			mistake{"read-only", dump("readonly/images"), refused, "name an image directory in a writable one"},
 			mistake{"no folder for the log", dump("images", "-W", "nowhere"), refused, "directory for criu's log: stat nowhere: no such file"},
 			mistake{"a file for the folder of the log", dump("images", "-W", "file"), refused, "directory for criu's log: file is not a directory"},
 			mistake{"no configuration of criu", dump("images", "--criu-config", "nowhere"), refused, "criu's configuration: open nowhere: no such file"},

@@ -82,7 +82,10 @@ func TestWrongUsage(t *testing.T) {
 
 		{"run metrics without a value", "needs an argument", []string{"run", "--metrics"}},
 		{"jobs nothing", "name a command", []string{"jobs"}},
-		{"jobs mistyped command", `unknown command "lsit" for "cucriu jobs"`, []string{"jobs", "lsit"}},
+		{"jobs mistyped command", `unknown command "lst" for "cucriu jobs": did you mean list (see`, []string{"jobs", "lst"}},
+		{"jobs unknown command", `unknown command "nonsense" for "cucriu jobs" (see`, []string{"jobs", "nonsense"}},
+		{"mistyped shell", `unknown command "bsh" for "cucriu completion": did you mean bash`, []string{"completion", "bsh"}},
+		{"mistyped help", `unknown help topic "jobs lst": did you mean list`, []string{"help", "jobs", "lst"}},
 		{"jobs list two", `argument "extra": it takes a job only`, []string{"jobs", "list", dir, "extra"}},
 		{"jobs list empty", "an argument is empty", []string{"jobs", "list", ""}},
 		{"jobs show nothing", "name the job", []string{"jobs", "show"}},

@@ -35,7 +35,8 @@ var layers = [][]string{
 	{"internal/gpumap", "internal/migrate/wire", "internal/timeline"},
 	{"cudackpt", "criuutil", "internal/criuimage", "internal/inject", "internal/netlock", "internal/nvrm", "internal/pages", "internal/failpoint"},
 	{"internal/pagemap", "internal/proc"},
-	{"hooks/preflight", "internal/fault", "internal/jobs/life", "internal/migrate/commit", "internal/migrate/predict", "internal/durable", "internal/jsonlines", "internal/testenv/reaper", "internal/self", "internal/units", "internal/version"},
+	{"internal/durable"},
+	{"hooks/preflight", "internal/fault", "internal/jobs/life", "internal/migrate/commit", "internal/migrate/predict", "internal/jsonlines", "internal/testenv/reaper", "internal/self", "internal/units", "internal/version"},
 }
 
 func layerOf(name string) int {

@@ -6,6 +6,7 @@ import (
 	"path/filepath"
 	"testing"
 
+	"cucriu/internal/durable"
 	"cucriu/internal/fault"
 )
 
@@ -84,7 +85,7 @@ func TestLinksThatLeadInACircleEnd(t *testing.T) {
 	dir := t.TempDir()
 	must(t, os.Symlink("b", filepath.Join(dir, "a")))
 	must(t, os.Symlink("a", filepath.Join(dir, "b")))
-	if err := checkPath("job directory", filepath.Join(dir, "a", "job"), 1); err == nil {
+	if err := durable.CheckPath("job directory", filepath.Join(dir, "a", "job"), 1); err == nil {
 		t.Error("accepted")
 	}
 }

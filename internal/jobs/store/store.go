@@ -9,6 +9,7 @@ import (
 	"log/slog"
 	"os"
 	"path/filepath"
+	"slices"
 	"sync"
 	"sync/atomic"
 
@@ -57,6 +58,7 @@ type Store struct {
 	owner  Owner        // zero in a view
 	before Owner        // the previous owner; zero if there was none, or if it is not known
 	lock   *flock.Flock // nil in a view
+	made   []string     // the directories that Open made: this one and those above it
 	closed atomic.Bool
 	codec  pages.Codec
 
@@ -75,10 +77,13 @@ func Open(dir string, o OpenOptions) (*Store, error) {
 		return nil, err
 	}
 	s.codec = o.Codec
-	if err := checkPath("job directory", s.dir, 1); err != nil {
+	if err := durable.CheckPath("job directory", s.dir, 1); err != nil {
 		return nil, err
 	}
-	if err := makeDir(s.dir); err != nil {
+	if s.made, err = durable.MakeDirs("job directory", s.dir); err != nil {
+		return nil, err
+	}
+	if err := checkDir(s.dir); err != nil {
 		return nil, err
 	}
 	if err := s.acquire(o.Takeover); err != nil {
@@ -122,6 +127,17 @@ func (s *Store) Close() error {
 	return s.release()
 }
 
+// Withdraw releases the store of a job that was refused, and removes the directories that Open made for
+// it. Whoever waits for the lock finds that the locked file is gone.
+func (s *Store) Withdraw() error {
+	if !slices.Contains(s.made, s.dir) || s.Fenced() != nil {
+		return s.Close()
+	}
+	err := os.RemoveAll(s.dir)
+	durable.RemoveDirs(s.made)
+	return errors.Join(err, s.Abandon())
+}
+
 // Dir returns the directory, as an absolute path.
 func (s *Store) Dir() string { return s.dir }
 
@@ -131,21 +147,6 @@ func (s *Store) path(elements ...string) string {
 
 // checkpointDir returns the directory of a checkpoint, or of a partial one.
 func (s *Store) checkpointDir(name string) string { return s.path(checkpointsDir, name) }
-
-// makeDir makes a directory that is root's alone.
-func makeDir(dir string) error {
-	if err := os.MkdirAll(filepath.Dir(dir), 0o755); err != nil {
-		return fmt.Errorf("job directory: %w", err)
-	}
-	err := os.Mkdir(dir, 0o700)
-	if err == nil {
-		err = durable.Sync(filepath.Dir(dir))
-	}
-	if err != nil && !errors.Is(err, fs.ErrExist) {
-		return fmt.Errorf("job directory: %w", err)
-	}
-	return checkDir(dir)
-}
 
 // checkDir refuses a directory that others than root can change or read: root restores what
 // is in it, and it holds the memory of the job.

@@ -208,7 +208,7 @@ func pidFindings(ctx context.Context, j *Job) (preflight.Findings, error) {
 		return preflight.Findings{ok}, nil
 	}
 	const remedy = "end that process, or wait until it has ended; a job of cucriu run has pids of its own"
-	findings, err := inspect.TakenPIDs(ctx, j.Numbers)
+	findings, err := inspect.TakenPIDs(ctx, j.Numbers, func(string) {})
 	if err != nil {
 		return nil, err
 	}

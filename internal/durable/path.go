@@ -1,10 +1,11 @@
-package store
+package durable
 
 import (
 	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 
 	"golang.org/x/sys/unix"
@@ -15,14 +16,11 @@ import (
 // maxLinks is how many symbolic links a path may lead through, as in the kernel.
 const maxLinks = 40
 
-// CheckDir fails if somebody else than root can change a directory, or put something else in its
-// place. what says in the error what it is.
-func CheckDir(what, dir string) error { return checkPath(what, dir, 0) }
-
-// checkPath fails if somebody else than root can put something else at a path: who owns a
+// CheckPath fails if somebody else than root can put something else at a path: who owns a
 // directory on the path, or can write there, can rename what is in it. What does not exist
-// yet can be made by root only. The last elements of the path are not looked at.
-func checkPath(what, path string, last int) error {
+// yet must be made by [MakeDirs]. The last elements of the path, so many, are not looked at. what
+// says in the error what it is.
+func CheckPath(what, path string, last int) error {
 	path, err := filepath.Abs(path)
 	if err != nil {
 		return fmt.Errorf("%s: %w", what, err)
@@ -83,4 +81,52 @@ func checkElement(what, path, at string) error {
 	return fault.New(
 		fmt.Sprintf("%s %s can be replaced by users other than root, and root restores its content: %s %s", what, path, at, who),
 		"name one that only root can change, including all parent directories")
+}
+
+// MakeDirs makes a directory that only its owner can read, and those above it that are missing. It
+// returns those that it has made, for [RemoveDirs]. Nobody else can put something else in their place.
+func MakeDirs(what, dir string) (made []string, err error) {
+	var missing []string
+	for at := filepath.Clean(dir); ; at = filepath.Dir(at) {
+		if _, err := os.Lstat(at); !errors.Is(err, os.ErrNotExist) {
+			break
+		}
+		missing = append(missing, at)
+	}
+	defer func() {
+		if err != nil {
+			RemoveDirs(made)
+			made = nil
+		}
+	}()
+	if len(missing) > 0 {
+		if err := CheckPath(what, filepath.Dir(dir), 0); err != nil {
+			return nil, err
+		}
+	}
+	for _, at := range slices.Backward(missing) {
+		mode := os.FileMode(0o755)
+		if at == missing[0] {
+			mode = 0o700
+		}
+		switch err := os.Mkdir(at, mode); {
+		case err == nil:
+			made = append(made, at)
+		case !errors.Is(err, os.ErrExist):
+			return made, fmt.Errorf("%s: %w", what, err)
+		case CheckPath(what, at, 0) != nil: // somebody was quicker
+			return made, CheckPath(what, at, 0)
+		}
+		if err := Sync(filepath.Dir(at)); err != nil {
+			return made, fmt.Errorf("%s: %w", what, err)
+		}
+	}
+	return made, nil
+}
+
+// RemoveDirs removes directories that [MakeDirs] has made, those that are empty.
+func RemoveDirs(made []string) {
+	for _, dir := range slices.Backward(made) {
+		_ = os.Remove(dir)
+	}
 }
