@@ -109,7 +109,7 @@ func TestMistakesAboutWhereTheImageGoes(t *testing.T) {
 			return append([]string{"dump", "-t", b.job.Root(), "-D", dir}, more...)
 		}
 		b.make(t,
-			mistake{"below nothing, refused later", dump("nowhere/below/images", "-W", "nowhere"), refused, "directory for criu's log: stat nowhere: no such file"},
+			mistake{"below nothing, refused later", dump("nowhere/below/images", "-W", "absent"), refused, "directory for criu's log: stat absent: no such file"},
 			mistake{"below nothing in somebody's directory", dump("theirs/below/images"), refused, "parent directory " + b.path("theirs/below") + " does not exist, and cucriu does not create it because users other than root could replace it: create it first (mkdir -p "},
 			mistake{"below a link to nothing", dump("link/below/images"), refused, "no such file or directory"},
 			mistake{"a file", dump("file"), refused, b.path("file") + " is not a directory: name a new one"},
