@@ -20,7 +20,7 @@ type Error struct {
 	PID    int    // the target
 	Result Result
 	// Gone says that the target was dead after the call had failed. It is looked up only for
-	// ResultOperatingSystem, which otherwise has several causes.
+	// ResultOperatingSystem and ResultNotInitialized, which otherwise have several causes.
 	Gone bool
 }
 

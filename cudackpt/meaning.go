@@ -1,5 +1,7 @@
 package cudackpt
 
+import "os"
+
 // meaning is what a result means for one call, and what to do about it.
 type meaning struct{ means, remedy string }
 
@@ -12,7 +14,10 @@ type cause struct {
 }
 
 func (e *Error) meaning() meaning {
-	gone := e.Gone && e.Result == ResultOperatingSystem
+	gone := e.Gone && (e.Result == ResultOperatingSystem || e.Result == ResultNotInitialized)
+	if e.Result == ResultNotPermitted && os.Geteuid() == 0 {
+		return meaning{"the driver does not permit it, although root asks: CAP_SYS_PTRACE may be missing", "in a container, start it with --privileged or --cap-add SYS_PTRACE"}
+	}
 	if m, known := meanings[cause{e.Call, e.Result, gone}]; known {
 		return m
 	}
@@ -57,7 +62,8 @@ var meanings = map[cause]meaning{
 	{callUnlock, ResultIllegalState, false}: {"the process is not locked", "read its state: restore it first if it is checkpointed; if it is running there is nothing to do"},
 	{"", ResultInvalidValue, false}:         {"the driver does not accept the arguments", "report this with the driver version: it should have been detected earlier"},
 	{"", ResultOutOfMemory, false}:          {"the driver ran out of memory", "free memory on the host and on its GPUs"},
-	{"", ResultNotInitialized, false}:       {"the process has no CUDA: it never called cuInit, or it was forked from a process that did", "leave it to criu alone"},
+	{"", ResultNotInitialized, true}:        {"the process has ended", "find out what ended it; if there is an image of it, restore that"},
+	{"", ResultNotInitialized, false}:       {"the process does not use CUDA, or was forked from one that does", "criu dumps it without cucriu"},
 	{"", ResultNoDevice, false}:             {"the driver finds no GPU", "run nvidia-smi on this host"},
 	{"", ResultInvalidContext, false}:       {"the target has no usable CUDA context", "check that the target is healthy"},
 	{"", ResultOperatingSystem, true}:       {"there is no such process, or it died", "check the pid: it must be from this program's pid namespace"},

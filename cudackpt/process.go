@@ -180,7 +180,7 @@ func callError(name string, pid int, result Result) error {
 	if result == ResultSuccess {
 		return nil
 	}
-	return &Error{Call: name, PID: pid, Result: result, Gone: result == ResultOperatingSystem && gone(pid)}
+	return &Error{Call: name, PID: pid, Result: result, Gone: (result == ResultOperatingSystem || result == ResultNotInitialized) && gone(pid)}
 }
 
 // checkTimeout refuses a timeout that does not fit the driver's argument, 32 bits of

@@ -13,6 +13,7 @@ import (
 	"cucriu/hooks/preflight"
 	"cucriu/internal/jobs"
 	"cucriu/internal/self"
+	"cucriu/internal/units"
 )
 
 func checkCommand() *cobra.Command {
@@ -139,14 +140,14 @@ func writeFindings(out io.Writer, findings preflight.Findings) {
 // verdict returns an error if the findings, which have been printed, contain errors.
 func verdict(findings preflight.Findings) error {
 	var names []string
-	for _, f := range findings.Of(preflight.SeverityError) {
-		names = append(names, f.Name)
-	}
-	switch len(names) {
-	case 0:
+	all := findings.Of(preflight.SeverityError)
+	if len(all) == 0 {
 		return nil
-	case 1:
-		return preflight.AsRefusal(errors.New("1 blocking finding: " + names[0]))
 	}
-	return preflight.AsRefusal(fmt.Errorf("%d blocking findings: %s", len(names), strings.Join(names, ", ")))
+	for _, f := range all {
+		if !slices.Contains(names, f.Name) {
+			names = append(names, f.Name)
+		}
+	}
+	return preflight.AsRefusal(fmt.Errorf("%s: %s", units.Count(len(all), "blocking finding"), strings.Join(names, ", ")))
 }

@@ -58,7 +58,7 @@ file with --criu-config. criu's default configuration files apply too.`,
 				return usageError{errors.New("specify the root of the tree with -t")}
 			}
 			if criu.RPC.GetLeaveRunning() && criu.LeaveStopped {
-				return usageError{errors.New("either -R or -s")}
+				return usageError{errors.New("-R and -s cannot be combined")}
 			}
 			if err := criu.check(); err != nil {
 				return err
@@ -88,7 +88,7 @@ func drive(cmd *cobra.Command, do func(context.Context, *hooks.Hook) (checkpoint
 	p := newProgress(cmd)
 	hook.Progress = p.step
 	var result checkpoint.Result
-	err = atSignal(cmd, p.say, "undoing the "+cmd.Name()+" as soon as criu reaches a point where that is possible", func() (err error) {
+	err = atSignal(cmd, p.say, "cancelling; waiting for a safe point", func() (err error) {
 		result, err = do(cmd.Context(), hook)
 		return err
 	})

@@ -392,7 +392,7 @@ anything is damaged.`,
 				}
 			})
 			if damaged > 0 {
-				err = errors.Join(err, fmt.Errorf("%d of %d checkpoints of %s cannot be used: cucriu run resumes from the newest usable one", damaged, len(v.picked), v.job.Name))
+				err = errors.Join(err, fmt.Errorf("%d of %s of %s cannot be used: cucriu run resumes from the newest usable one", damaged, units.Count(len(v.picked), "checkpoint"), v.job.Name))
 			}
 			return err
 		},

@@ -288,8 +288,8 @@ func writeJob(out io.Writer, report jobReport) {
 		for _, kept := range report.Tails {
 			bytes += kept.Bytes
 		}
-		text := fmt.Sprintf("backups of newer content of the job's files, kept at resumes: %s in %d files, the last %s; cucriu jobs prune --tails removes them",
-			units.Size(bytes), len(report.Tails), report.Tails[len(report.Tails)-1].Path)
+		text := fmt.Sprintf("backups of newer content of the job's files, kept at resumes: %s in %s, the last %s; cucriu jobs prune --tails removes them",
+			units.Size(bytes), units.Count(len(report.Tails), "file"), report.Tails[len(report.Tails)-1].Path)
 		fmt.Fprintln(out, strings.Join(wrap(text, widthOf(textColumns)), "\n"))
 	}
 	fmt.Fprintln(out)

@@ -72,7 +72,7 @@ from it, in the same directory. Its cucriu run here ends with --moved-status.`,
 			p := newProgress(cmd)
 			o.Progress = p.migration
 			var result migrate.Result
-			err = atSignal(cmd, p.say, "the job stays here, unless it is already complete there", func() (err error) {
+			err = atSignal(cmd, p.say, "cancelling; the job stays here, unless it is already complete there", func() (err error) {
 				result, err = migrateOne(cmd.Context(), hook, pid, job, o)
 				return err
 			})

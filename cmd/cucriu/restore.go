@@ -45,7 +45,7 @@ leave in the configuration; the image stays intact.`,
 		Args: noArguments,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if foreground && cmd.Flags().Changed("restore-detached") {
-				return usageError{errors.New("either --foreground or -d")}
+				return usageError{errors.New("--foreground and -d cannot be combined")}
 			}
 			if !detached {
 				return usageError{errors.New("-d=false: use --foreground to wait for the job")}

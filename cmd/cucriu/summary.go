@@ -87,12 +87,7 @@ func (s summary) String() string {
 	return text.String()
 }
 
-func processes(n int) string {
-	if n == 1 {
-		return "1 CUDA process"
-	}
-	return fmt.Sprintf("%d CUDA processes", n)
-}
+func processes(n int) string { return units.Count(n, "CUDA process") }
 
 func seconds(s float64) string {
 	return time.Duration(s * float64(time.Second)).Round(time.Millisecond).String()

@@ -8,6 +8,7 @@ import (
 	"io"
 	"os"
 	"path/filepath"
+	"regexp"
 	"slices"
 	"strconv"
 	"strings"
@@ -390,6 +391,9 @@ func (d *criuSession) noCriu(err error) error {
 	return fmt.Errorf("%w: is %s CRIU 4.0 or newer (%s --version)?", err, d.path, d.path)
 }
 
+// rejectedOption finds in what criu has printed the option that it does not know.
+var rejectedOption = regexp.MustCompile(`(?:unrecognized|ambiguous) option '([^']+)'`)
+
 // explained adds to the error of a request what criu has logged and said: the cause comes first, then
 // what to do about it.
 func (d *criuSession) explained(err error, said string) error {
@@ -397,6 +401,13 @@ func (d *criuSession) explained(err error, said string) error {
 	answered := errors.As(err, &failed)
 	if !answered && !errors.Is(err, criuutil.ErrNoAnswer) {
 		return err
+	}
+	if option := rejectedOption.FindStringSubmatch(said); option != nil && !d.staged {
+		where := d.options.ConfigFile
+		if where == "" {
+			where = "its default configuration files"
+		}
+		return fmt.Errorf("criu rejected an option in %s: %s", where, option[1])
 	}
 	if !answered && !d.staged {
 		err = d.noCriu(err)

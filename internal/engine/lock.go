@@ -13,6 +13,7 @@ import (
 	"cucriu/internal/inspect"
 	"cucriu/internal/journal"
 	"cucriu/internal/session"
+	"cucriu/internal/units"
 )
 
 // Lock keeps the GPUs idle. It locks all processes or none, because one that is locked keeps the
@@ -292,7 +293,7 @@ func (l *locking) timeoutError(ctx context.Context) error {
 	if !errors.Is(ctx.Err(), context.DeadlineExceeded) {
 		return fmt.Errorf("interrupted: %w", context.Cause(ctx))
 	}
-	within := fmt.Sprintf("within lock.timeout (%v, %d calls)", l.Config.Lock.Timeout, l.calls)
+	within := fmt.Sprintf("within lock.timeout (%v, %s)", l.Config.Lock.Timeout, units.Count(l.calls, "call"))
 	never := slices.DeleteFunc(slices.Clone(l.Targets), func(t *Target) bool { return l.everLocked[t] })
 	if len(never) > 0 {
 		return fmt.Errorf("GPU work of %s did not end %s: raise lock.timeout, or dump between long kernels", named(never), within)

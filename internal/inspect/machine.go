@@ -18,6 +18,7 @@ import (
 	"cucriu/hooks/preflight"
 	"cucriu/internal/gpumap"
 	"cucriu/internal/proc"
+	"cucriu/internal/units"
 )
 
 // Host is the machine that the checks are about, as the user has configured it.
@@ -87,7 +88,7 @@ func (h Host) driverFindings() preflight.Findings {
 	if err != nil {
 		return preflight.Findings{driverFinding(err)}
 	}
-	findings := preflight.Findings{preflight.Fine(preflight.FindingDriver, fmt.Sprintf("NVIDIA driver %s, CUDA %v, %d GPUs", version, driver.CUDAVersion(), len(gpus)))}
+	findings := preflight.Findings{preflight.Fine(preflight.FindingDriver, fmt.Sprintf("NVIDIA driver %s, CUDA %v, %s", version, driver.CUDAVersion(), units.Count(len(gpus), "GPU")))}
 	if err := driver.Supports(cudackpt.FeatureGPUPairs); err != nil {
 		old := preflight.Found(preflight.FindingDriverOld, err)
 		old.Severity = preflight.SeverityWarning // it can still restore onto the same GPUs

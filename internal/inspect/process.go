@@ -12,6 +12,7 @@ import (
 	"cucriu/hooks/preflight"
 	"cucriu/internal/nvrm"
 	"cucriu/internal/proc"
+	"cucriu/internal/units"
 )
 
 // Process is a CUDA process as it was found.
@@ -44,7 +45,7 @@ func (p *Process) summary() preflight.Finding {
 	for i, gpu := range p.GPUs {
 		parts[i] = fmt.Sprintf("%s on GPU %d", mib(p.MemoryBytes[gpu.UUID]), i)
 	}
-	return p.about(preflight.Fine(preflight.FindingCUDA, fmt.Sprintf("sees %d GPUs and holds %s on them: %s", len(p.GPUs), mib(p.StagedBytes()), strings.Join(parts, ", "))))
+	return p.about(preflight.Fine(preflight.FindingCUDA, fmt.Sprintf("sees %s and holds %s of GPU memory: %s", units.Count(len(p.GPUs), "GPU"), mib(p.StagedBytes()), strings.Join(parts, ", "))))
 }
 
 // StagedBytes returns how much host memory the process's checkpoint will take, in bytes.

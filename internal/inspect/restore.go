@@ -21,6 +21,7 @@ import (
 	"cucriu/internal/gpumap"
 	"cucriu/internal/image"
 	"cucriu/internal/proc"
+	"cucriu/internal/units"
 )
 
 // PlanRestore plans where an image's GPUs go on this host. It fails if the host cannot take the
@@ -142,7 +143,7 @@ func (h Host) CheckImage(ctx context.Context, dir string) (preflight.Findings, e
 	if err != nil {
 		return preflight.Findings{preflight.Found(preflight.FindingImage, err)}, nil
 	}
-	findings := fine(preflight.FindingImage, fmt.Sprintf("%d CUDA processes, dumped %s with driver %s", len(manifest.Processes), manifest.Created.Local().Format("2006-01-02 15:04:05"), manifest.DriverVersion))
+	findings := fine(preflight.FindingImage, fmt.Sprintf("%s, dumped %s with driver %s", units.Count(len(manifest.Processes), "CUDA process"), manifest.Created.Local().Format("2006-01-02 15:04:05"), manifest.DriverVersion))
 	if err := manifest.CheckPages(dir); err != nil {
 		findings = append(findings, preflight.Found(preflight.FindingImage, err))
 	}
@@ -267,7 +268,7 @@ func takenFindings(holders map[int]proc.Holder) preflight.Findings {
 		holder := holders[first]
 		message, remedy := fmt.Sprintf("has the %s %d, which a process of the image needs", holder.As, first), ""
 		if n := len(ids) - 1; n > 0 {
-			message += fmt.Sprintf(" (and %d more IDs of the image)", n)
+			message += fmt.Sprintf(" (and %s of the image)", units.Count(n, "more ID"))
 		}
 		if holder.Ended {
 			message = fmt.Sprintf("has ended, but is not yet reaped by PID %d, so the %s %d, which a process of the image needs, is not free", holder.PPID, holder.As, first)

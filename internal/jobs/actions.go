@@ -73,9 +73,9 @@ func (s *supervisor) do(ctx context.Context, a life.Action) {
 		s.control.answer(Answer{}, s.control.refusal(s.life, s.move.Peer, e.err))
 	case life.TellNoLast:
 		expected, _ := s.checkpointer.costs.expected()
-		why := fmt.Errorf("it would take %v, but %v of --grace is left", expected.total.Round(time.Second), s.timers.left(s.Grace).Round(time.Second))
+		why := fmt.Errorf("it would take %v, and %v of --grace is left", expected.total.Round(time.Second), s.timers.left(s.Grace).Round(time.Second))
 		if s.life.Hurry {
-			why = cmp.Or(s.cause, fmt.Errorf("the %v of --grace have expired", s.Grace))
+			why = cmp.Or(s.cause, fmt.Errorf("it was not done within --grace %v", s.Grace))
 		}
 		s.tell(Event{Event: EventFailed, Message: fmt.Sprintf("no last checkpoint: %v", why)})
 	default:

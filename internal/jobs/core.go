@@ -161,7 +161,7 @@ func (s *core) sayNext() error {
 		return err
 	}
 	if len(all) == 0 {
-		s.say("there is no checkpoint: the same command starts the job anew")
+		s.say(fmt.Sprintf("there is no checkpoint: what the job has done since %s is lost, and the same command starts it from the beginning", s.record.Begun.Local().Format(time.DateTime)))
 	} else {
 		newest := all[len(all)-1]
 		s.say(fmt.Sprintf("the same command resumes from checkpoint %s of %s", newest.Name, age(newest)))

@@ -216,7 +216,7 @@ func (s *supervisor) next(ctx context.Context) event {
 		return s.lookAround()
 	case <-s.timers.timeUp:
 		e := happened(life.TimeUp)
-		e.err = fmt.Errorf("the %v of --grace have expired", s.Grace)
+		e.err = fmt.Errorf("it was not done within --grace %v", s.Grace)
 		return e
 	case a := <-requests:
 		return s.request(a)

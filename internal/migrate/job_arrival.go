@@ -227,8 +227,9 @@ func (d *jobArrival) mayArrive() (before jobs.Move, err error) {
 	if err != nil || len(entries) == 0 {
 		return before, err
 	}
+	host, _ := os.Hostname()
 	if owner, err := view.Owner(); err == nil && owner.Token != "" && owner.Token == d.of.Owner {
-		return before, fmt.Errorf("both hosts see the same %s: end the job with cucriu jobs stop there, and run the same cucriu run command here; nothing has to be sent", d.dir)
+		return before, fmt.Errorf("%[1]s is shared by both hosts, so nothing has to be sent: run cucriu jobs stop %[1]s on %[2]s, then cucriu run --dir %[1]s on %[3]s", d.dir, d.peer.Host, host)
 	}
 	if before, err = jobs.ReadMove(d.dir); err != nil {
 		return before, err

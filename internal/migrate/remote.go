@@ -2,6 +2,7 @@ package migrate
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"os"
 	"os/exec"
@@ -64,7 +65,11 @@ func connect(ctx context.Context, o *Options, id, fingerprint string) (*remote, 
 		if r.err != nil && !isLost(err) {
 			err = fmt.Errorf("%w (%s: %w)", err, o.RSH[0], r.err)
 		}
-		return nil, fmt.Errorf("no cucriu answers at %s: %w", o.Host, err)
+		if exit := new(exec.ExitError); errors.As(err, &exit) && exit.Exited() && isLost(err) {
+			try := strings.Join(slices.Concat(o.RSH, []string{o.Host}, strings.Fields(o.Remote), []string{"--version"}), " ")
+			return nil, fmt.Errorf("cannot start cucriu on %s (exit %d); try: %s", o.Host, exit.ExitCode(), try)
+		}
+		return nil, fmt.Errorf("cucriu on %s does not answer: %w", o.Host, err)
 	}
 	return r, nil
 }

@@ -2,6 +2,7 @@ package pages
 
 import (
 	"bytes"
+	"errors"
 	"fmt"
 	"hash/crc32"
 
@@ -134,7 +135,7 @@ func (c *coder) decode(chunk Chunk) ([]byte, error) {
 	case len(memory) != int(chunk.Size):
 		err = fmt.Errorf("%d bytes instead of %d", len(memory), chunk.Size)
 	case checksum(memory) != chunk.Checksum:
-		err = fmt.Errorf("its CRC-32C is %08x, but %08x was written", checksum(memory), chunk.Checksum)
+		err = errors.New("checksum mismatch")
 	}
 	if err == nil {
 		return memory, nil

@@ -150,7 +150,7 @@ func TestEveryByteOfHeadersAndIndexCounts(t *testing.T) {
 		for at := 0; at < end; at++ {
 			why := "belongs to another process or image"
 			if at >= headerSize {
-				why = "its CRC-32C is"
+				why = "checksum mismatch"
 			} else if at >= 40 && at%61 != 0 {
 				continue // only a sample of the zeros in a header
 			}
@@ -268,9 +268,9 @@ func TestAnIndexThatLiesIsRefused(t *testing.T) {
 
 		"less":            {func(r []byte) { u32(r[bytes:], chunkBytes-1) }, "instead of", true},
 		"less stored":     {func(r []byte) { u32(r[stored:], chunkBytes-1) }, "instead of", true},
-		"another CRC":     {func(r []byte) { r[crc]++ }, "its CRC-32C is", true},
-		"another shard":   {func(r []byte) { r[shard] = 1 }, "its CRC-32C is", true},
-		"another offset":  {func(r []byte) { r[offset]++ }, "its CRC-32C is", true},
+		"another CRC":     {func(r []byte) { r[crc]++ }, "checksum mismatch", true},
+		"another shard":   {func(r []byte) { r[shard] = 1 }, "checksum mismatch", true},
+		"another offset":  {func(r []byte) { r[offset]++ }, "checksum mismatch", true},
 		"zstd":            {func(r []byte) { r[codec] = byte(Zstd) }, "is damaged: ", true},
 		"s2":              {func(r []byte) { r[codec] = byte(S2) }, "is damaged: ", true},
 		"unknown codec":   {func(r []byte) { r[codec] = 4 }, "unsupported codec 4", true},

@@ -61,7 +61,7 @@ func (r *Reader) readIndex(pid int, l *Listing) error {
 	r.index = file[headerSize:]
 	err := r.index.check(l.ShardBytes)
 	if sum := checksum(file); sum != l.IndexChecksum {
-		err = fmt.Errorf("its CRC-32C is %08x, but %08x was written", sum, l.IndexChecksum)
+		err = errors.New("checksum mismatch")
 	}
 	if err != nil {
 		return fmt.Errorf("%s is damaged: %w", filepath.Base(r.files[0].Name()), err)

@@ -98,7 +98,7 @@ func (c *call) killForeign(ctx context.Context) error {
 			return err
 		}
 		if _, err := driver.Process(pid).RestoreThreadID(ctx); err == nil {
-			return c.killRestored(fmt.Errorf("process %d uses CUDA, but the image has no manifest (%s) that says how to restore it: was the image directory copied without it?", pid, image.ManifestName))
+			return c.killRestored(fmt.Errorf("the image is incomplete: %s is missing, and process %d uses CUDA: copy the whole image directory again from its source", image.ManifestName, pid))
 		}
 	}
 	return nil

@@ -21,6 +21,18 @@ func Size(bytes int64) string {
 	return fmt.Sprintf("%.1f %ciB", value, units[unit])
 }
 
+// Count writes how many there are of something whose plural ends with s, or es after another s.
+func Count(n int, what string) string {
+	switch {
+	case n == 1:
+	case strings.HasSuffix(what, "s"):
+		what += "es"
+	default:
+		what += "s"
+	}
+	return strconv.Itoa(n) + " " + what
+}
+
 // ParseSize reads a number of bytes, such as 512, 512M or 2GiB.
 func ParseSize(text string) (int64, error) {
 	number := strings.TrimSuffix(strings.TrimSuffix(strings.ToUpper(text), "B"), "I")

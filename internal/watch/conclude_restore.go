@@ -15,7 +15,7 @@ import (
 )
 
 // nothingLeft is said of a restore whose criu has ended, with every process that it may have created.
-const nothingLeft = "no process of the job is left, the image is intact"
+const nothingLeft = "nothing of the job runs, and the image is unchanged"
 
 // finishRestore brings a restore that was cut off to a good end: forward if criu has completed its
 // part, else the half-restored tree is ended. Once criu has ended, only the step post-resume tells that
@@ -61,7 +61,7 @@ func finishRestore(ctx context.Context, s *session.Session) error {
 			return err
 		}
 		if len(suspects) > 0 {
-			return s.Close(journal.OutcomeGone, fmt.Sprintf("criu ended before it is known to have created a process; the image is intact; "+
+			return s.Close(journal.OutcomeGone, fmt.Sprintf("criu ended before it is known to have created a process; the image is unchanged; "+
 				"process %d may be its half-restored root, or another restore's, and was left alone: if no restore is under way, end it", suspects[0]))
 		}
 	}
@@ -88,9 +88,9 @@ func KillOrLeaveAndFail(s *session.Session, cause error) error {
 		return errors.Join(cause, err)
 	}
 	if s.Outcome == journal.OutcomeLeft {
-		return fmt.Errorf("%w; its processes are left stopped for inspection and must not be continued; the image is intact", cause)
+		return fmt.Errorf("%w; its processes are left stopped for inspection and must not be continued; the image is unchanged", cause)
 	}
-	return fmt.Errorf("%w; its processes were ended, the image is intact", cause)
+	return fmt.Errorf("%w; its processes were ended, and the image is unchanged", cause)
 }
 
 // logFailure logs that a restore failed. Where the caller reports the error, the log does not repeat
@@ -112,7 +112,7 @@ func killOrLeave(s *session.Session, cause error) error {
 		}
 		return s.Close(journal.OutcomeLeft, cause.Error())
 	}
-	logFailure(s, "the restore failed; its processes are ended, the image is intact and can be restored again", cause)
+	logFailure(s, "the restore failed; its processes were ended, and the image is unchanged", cause)
 	if err := session.KillTree(&s.Record); err != nil {
 		return err
 	}

@@ -173,7 +173,7 @@ func TestARestoreThatIsGivenUpOnASignal(t *testing.T) {
 		if err := cmd.Process.Signal(unix.SIGTERM); err != nil {
 			t.Fatal(err)
 		}
-		testenv.Eventually(t, testenv.Soon, "the signal is taken", func() bool { return strings.Contains(out.String(), "undoing") })
+		testenv.Eventually(t, testenv.Soon, "the signal is taken", func() bool { return strings.Contains(out.String(), "cancelling") })
 		testenv.WriteFile(t, taken, "")
 		_ = cmd.Wait()
 		if code := cmd.ProcessState.ExitCode(); code != 128+int(unix.SIGTERM) {

@@ -123,6 +123,7 @@ func TestMistakesAboutWhereTheImageGoes(t *testing.T) {
 			mistake{"no folder for the log", dump("images", "-W", "nowhere"), refused, "directory for criu's log: stat nowhere: no such file"},
 			mistake{"a file for the folder of the log", dump("images", "-W", "file"), refused, "directory for criu's log: file is not a directory"},
 			mistake{"no configuration of criu", dump("images", "--criu-config", "nowhere"), refused, "criu's configuration: open nowhere: no such file"},
+			mistake{"a mistyped option of criu", dump("images", "--criu-config", b.write(t, "criu.conf", "tcp-establishd\n")), refused, "criu rejected an option in " + b.path("criu.conf") + ": --tcp-establishd"},
 			mistake{"check says the same", []string{"check", "-t", b.job.Root(), "-D", "full"}, refused, "1 blocking finding: image-directory"},
 		)
 	})

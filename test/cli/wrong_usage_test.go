@@ -55,7 +55,7 @@ func TestWrongUsage(t *testing.T) {
 		{"dump no work folder", "the directory name is empty", []string{"dump", "-t", pid, "-D", dir, "-W", ""}},
 		{"dump unknown force", `"nonsense" cannot be forced`, []string{"dump", "-t", pid, "-D", dir, "--force", "nonsense"}},
 		{"dump force of what cannot be", `"traced" cannot be forced`, []string{"dump", "-t", pid, "-D", dir, "--force", "traced"}},
-		{"dump both -R and -s", "either -R or -s", []string{"dump", "-t", pid, "-D", dir, "-R", "-s"}},
+		{"dump both -R and -s", "-R and -s cannot be combined", []string{"dump", "-t", pid, "-D", dir, "-R", "-s"}},
 		{"dump log in a folder", "-o a/b", []string{"dump", "-t", pid, "-D", dir, "-o", "a/b"}},
 		{"dump ghost limit", "not a size", []string{"dump", "-t", pid, "-D", dir, "--ghost-limit", "lots"}},
 		{"dump ghost limit too large", "not a size", []string{"dump", "-t", pid, "-D", dir, "--ghost-limit", "5G"}},
@@ -71,7 +71,7 @@ func TestWrongUsage(t *testing.T) {
 		{"restore argument", `argument "extra"`, []string{"restore", "-D", dir, "extra"}},
 		{"restore without -D", "with -D", []string{"restore"}},
 		{"restore no folder", "the directory name is empty", []string{"restore", "-D", ""}},
-		{"restore both --foreground and -d", "either --foreground or -d", []string{"restore", "-D", dir, "--foreground", "-d"}},
+		{"restore both --foreground and -d", "--foreground and -d cannot be combined", []string{"restore", "-D", dir, "--foreground", "-d"}},
 		{"restore neither", "--foreground", []string{"restore", "-D", dir, "-d=false"}},
 		{"restore dump's flag", "unknown flag: --ghost-limit", []string{"restore", "-D", dir, "--ghost-limit", "1M"}},
 

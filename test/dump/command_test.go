@@ -252,7 +252,7 @@ func TestCommandGivesUpOnASignal(t *testing.T) {
 					t.Fatal(err)
 				}
 				// The command gets the signal, and only then does the script end.
-				testenv.Eventually(t, testenv.Soon, "the signal is taken", func() bool { return strings.Contains(out.String(), "undoing") })
+				testenv.Eventually(t, testenv.Soon, "the signal is taken", func() bool { return strings.Contains(out.String(), "cancelling") })
 				testenv.WriteFile(t, filepath.Join(host.RunDir, "taken"), "")
 				host.Faults()
 				_ = cmd.Wait()
@@ -579,6 +579,24 @@ func TestAReaderThatHasStoppedHoldsNoJob(t *testing.T) {
 			}
 			if args[0] == "dump" {
 				testenv.Eventually(t, testenv.Soon, "the job is reaped", job.Gone)
+			}
+		}
+		job.Runs()
+	})
+}
+
+// TestParentDirectoriesOfAnImageAreMade, and only root can change them.
+func TestParentDirectoriesOfAnImageAreMade(t *testing.T) {
+	testenv.Isolated(t, func(t *testing.T) {
+		host := testenv.NewHost(t, 1)
+		job := host.Start(1)
+		above := filepath.Join(t.TempDir(), "a", "b")
+		images := filepath.Join(above, "images")
+		testenv.Exits(t, host, 0, "dump", "-t", job.Root(), "-D", images, "-R")
+		testenv.WholeImage(t, images)
+		for dir, mode := range map[string]os.FileMode{filepath.Dir(above): 0o755, above: 0o700, images: 0o700} {
+			if info, err := os.Stat(dir); err != nil || info.Mode().Perm() != mode {
+				t.Errorf("%s: %v %v, want %v", dir, info.Mode(), err, mode)
 			}
 		}
 		job.Runs()

@@ -269,7 +269,7 @@ func TestDamagedChunkFilesAreRefused(t *testing.T) {
 				}
 				return nil
 			}, "is damaged"},
-			{"a bit of the index", func() error { return flip(index, 4096+17) }, "its CRC-32C is"},
+			{"a bit of the index", func() error { return flip(index, 4096+17) }, "checksum mismatch"},
 			{"a bit of a header", func() error { return flip(shard, 24) }, "belongs to another process or image"},
 		} {
 			if err := test.damage(); err != nil {
@@ -496,7 +496,7 @@ func TestCommandRollsBackInTheMiddleOfACopy(t *testing.T) {
 		status     int
 	}{
 		{"no room", "no space left on device", testenv.StatusFailed},
-		{"Ctrl-C", "undoing", 128 + int(unix.SIGINT)},
+		{"Ctrl-C", "cancelling", 128 + int(unix.SIGINT)},
 	} {
 		t.Run(strings.ReplaceAll(test.name, " ", "-"), func(t *testing.T) {
 			testenv.Simulated(t, func(t *testing.T) { // with the real driver, the image does not fit on such a small disk

@@ -48,8 +48,8 @@ func TestWhatCannotMoveIsRefused(t *testing.T) {
 			"a process of a long job":  {[]string{"-t", strconv.Itoa(inPlace.PID), "--to", "b"}, 3, "belongs to the long job train, which moves as a whole: cucriu migrate --job train --to b\n"},
 			"who runs a long job":      {[]string{"-t", supervisorOf(t, p.A), "--to", "b"}, 3, "and must be moved by itself: cucriu migrate --job train --to b\n"},
 			"no long job":              {[]string{"--job", "nothing", "--to", "b"}, 3, `no job on this host is named "nothing"`},
-			"nobody reachable":         {[]string{"-t", w.Root(), "--to", "nobody"}, 3, "no cucriu answers at nobody"},
-			"without cucriu there":     {[]string{"-t", w.Root(), "--to", "b", "--remote-cucriu", "/nothing/cucriu"}, 3, "no cucriu answers at b"},
+			"nobody reachable":         {[]string{"-t", w.Root(), "--to", "nobody"}, 3, "cannot start cucriu on nobody (exit 255); try: ssh nobody cucriu --version"},
+			"without cucriu there":     {[]string{"-t", w.Root(), "--to", "b", "--remote-cucriu", "/nothing/cucriu"}, 3, "cannot start cucriu on b (exit 127); try: ssh b /nothing/cucriu --version"},
 			"a thread":                 {[]string{"-t", thread, "--to", "b"}, 3, "is a thread of process " + w.Root()},
 			"a directory for everyone": {[]string{"-t", w.Root(), "--to", "b", "--stage", "/tmp/open"}, 3, "others may write"},
 		} {

@@ -89,7 +89,7 @@ func (p *publication) compare(staged *criuimage.Memory, base *memoryBase) (pagem
 	case same < criuimage.MinDivided || 2*same < base.Bytes:
 		return difference, pagemap.ErrDiffers
 	case difference.Checksum != sum:
-		err := fmt.Errorf("its CRC-32C is %08x, but %08x was written", difference.Checksum, sum)
+		err := errors.New("checksum mismatch")
 		return difference, &DamageError{Checkpoint: base.checkpoint, File: base.pagesRecord.Name, Err: err}
 	}
 	return difference, nil

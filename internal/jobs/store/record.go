@@ -101,7 +101,7 @@ func parseRecord(data []byte) (record, uint32, error) {
 		return record{}, 0, fmt.Errorf("damaged: %w", err)
 	}
 	if sum := crc32.Checksum(compact.Bytes(), castagnoli); sum != s.CRC32C {
-		return record{}, 0, fmt.Errorf("damaged: its CRC-32C is %08x, but %08x was written", sum, s.CRC32C)
+		return record{}, 0, errors.New("damaged: checksum mismatch")
 	}
 	var r record
 	err := decode(s.Checkpoint, &r, true)

@@ -12,6 +12,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"cucriu/hooks/preflight"
+	"cucriu/internal/units"
 )
 
 const (
@@ -255,7 +256,7 @@ func (l *fileLook) problem(severity preflight.Severity, pid int, name, message, 
 }
 
 func (l *fileLook) findings() preflight.Findings {
-	message := fmt.Sprintf("%d of the job's %d files are here", l.there, len(l.job.Files))
+	message := fmt.Sprintf("here: %d of %s of the job", l.there, units.Count(len(l.job.Files), "file"))
 	if l.same > 0 {
 		message += fmt.Sprintf(", %d of them the very same file", l.same)
 	}
@@ -266,7 +267,7 @@ func (l *fileLook) findings() preflight.Findings {
 	for _, severity := range []preflight.Severity{preflight.SeverityWarning, preflight.SeverityError} {
 		problems := l.problems[severity]
 		if more := l.more[severity]; more > 0 {
-			problems[maxNamed-1].Message += fmt.Sprintf("; and likewise %d more files and directories", more)
+			problems[maxNamed-1].Message += fmt.Sprintf("; and likewise for %d more", more)
 		}
 		findings = append(findings, problems...)
 	}
@@ -277,7 +278,7 @@ func (l *fileLook) findings() preflight.Findings {
 		}
 		findings = append(findings, preflight.Finding{
 			Name: preflight.FindingMounts, Severity: preflight.SeverityWarning,
-			Message: fmt.Sprintf("the job has %d mounts that its host does not have (%s): the %d files below them are not checked here", len(l.job.Mounts), strings.Join(paths, ", "), l.inMount),
+			Message: fmt.Sprintf("the job has %s that its host does not have (%s): %s below are not checked here", units.Count(len(l.job.Mounts), "mount"), strings.Join(paths, ", "), units.Count(l.inMount, "file")),
 			Remedy:  "make the same mounts for the job on this host",
 		})
 	}
