@@ -83,7 +83,7 @@ only way to lock ranks that wait for each other.`,
 					return usageError{fmt.Errorf("--timeout: %w", err)}
 				}
 			}
-			err := atSignal(cmd, say, "undoing it as soon as the driver answers", func() error {
+			err := atSignal(cmd, say, "cancelling; waiting for the driver to answer", func() error {
 				return checkpoint.Lock(cmd.Context(), hook, pids)
 			})
 			if err != nil {
@@ -133,7 +133,7 @@ running.`,
 		Args:    noArguments,
 		RunE: withHook(func(cmd *cobra.Command, hook *hooks.Hook, _ []string) error {
 			var s hooks.Status
-			if err := atSignal(cmd, say, "undoing it as soon as the driver answers", func() (err error) {
+			if err := atSignal(cmd, say, "cancelling; waiting for the driver to answer", func() (err error) {
 				s, err = checkpoint.Suspend(cmd.Context(), hook, processes)
 				return err
 			}); err != nil {

@@ -239,7 +239,7 @@ func TestAnInterruptedSuspendIsUndone(t *testing.T) {
 				}
 				testenv.Eventually(t, testenv.Soon, "the suspend is at "+step, func() bool { return host.Step() == step })
 				_ = suspend.Process.Signal(unix.SIGINT)
-				testenv.Eventually(t, testenv.Soon, "the signal is taken", func() bool { return strings.Contains(out.String(), "undoing") })
+				testenv.Eventually(t, testenv.Soon, "the signal is taken", func() bool { return strings.Contains(out.String(), "cancelling") })
 				host.Faults()
 				if status := testenv.ExitStatus(suspend.Wait()); status != 128+int(unix.SIGINT) {
 					t.Errorf("exit status %d\n%s", status, out)

@@ -267,7 +267,7 @@ func (l *fileLook) findings() preflight.Findings {
 	for _, severity := range []preflight.Severity{preflight.SeverityWarning, preflight.SeverityError} {
 		problems := l.problems[severity]
 		if more := l.more[severity]; more > 0 {
-			problems[maxNamed-1].Message += fmt.Sprintf("; and likewise for %d more", more)
+			problems[maxNamed-1].Message += fmt.Sprintf("; and likewise %d more files or directories", more)
 		}
 		findings = append(findings, problems...)
 	}

@@ -251,7 +251,7 @@ var surroundingsChanges = []change{
 			j.Files = append(j.Files, File{Path: "/nonexistent/file", PID: j.RootPID, Mode: unix.S_IFREG})
 			j.Directories = append(j.Directories, "/nonexistent")
 		},
-		want: []string{"warning mounts"}, words: []string{"/nonexistent", "1 files"},
+		want: []string{"warning mounts"}, words: []string{"/nonexistent", "1 mount that", "1 file below"},
 	},
 	{
 		name: "a port that is taken", change: func(t *testing.T, j *Job, _ *Room) {
