@@ -279,7 +279,7 @@ func TestWhatCannotBeAdopted(t *testing.T) {
 			}
 		}
 		w := newWorld(t)
-		refused(w, 1<<21, "cannot be adopted")
+		refused(w, 1<<21, "--adopt 2097152: no such process")
 		w = newWorld(t)
 		refused(w, os.Getpid(), "cannot be adopted, and was not touched")
 
