@@ -232,8 +232,8 @@ func TestCudaCheckpointOnMistakes(t *testing.T) {
 		}{
 			{1, "Could not lock on process ID 4000000: there is no such process", "--action lock --pid 4000000"},
 			{1, "there is no such process", "--get-state --pid 4000000"},
-			{1, "it never called cuInit", "--get-restore-tid --pid " + self},
-			{1, "it never called cuInit", "--toggle --pid " + self},
+			{1, "the process does not use CUDA", "--get-restore-tid --pid " + self},
+			{1, "the process does not use CUDA", "--toggle --pid " + self},
 			{2, "name an operation", ""},
 			{2, "--pid must name a process", "--get-state"},
 			{2, "--pid must name a process", "--get-state --pid -3"},
