@@ -69,7 +69,7 @@
 //	pre-resume   SIGSTOP every process: queued, nothing runs before it takes effect; put back the
 //	             CPUs, I/O priority and timer slack of threads
 //	post-resume  all tasks are restored and in the group-stop: the one way back; a failure → kill
-//	             the tree: the image is intact, and a half-restored job must not run; and kill
+//	             the tree: the image is unchanged, and a half-restored job must not run; and kill
 //	             criu, so that a container engine sees a failure
 //
 // A restore that was cut off is brought forward, or its tree killed, by the watcher and by recover.

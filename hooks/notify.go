@@ -30,7 +30,7 @@ import (
 // stopped is refused at pre-restore. Package checkpoint restores those, too.
 //
 // criu ignores what fails after its own part of a restore, but go-criu returns it as an
-// error. The job has been ended then, and the image is intact.
+// error. The job has been ended then, and the image is unchanged.
 type Notify struct {
 	hook *session.Env
 	ctx  context.Context

@@ -18,7 +18,7 @@ import (
 
 // The exit statuses. docs/exit-status.md documents them, so they must not change.
 const (
-	exitFailed  = 1 // the job is as it was before, or its image is intact and complete
+	exitFailed  = 1 // the job is as it was before, or its image is unchanged
 	exitUsage   = 2 // nothing was done
 	exitRefused = 3 // by a check, before anything was touched
 	exitNotBack = 4 // the job is not back yet; run cucriu recover
@@ -34,7 +34,7 @@ func exitStatusTopic() *cobra.Command {
 		Long: `What the exit statuses say about a job, for all commands:
 
   0      success
-  1      failed: the job is as it was before, or its image is intact and complete
+  1      failed: the job is as it was before, or its image is unchanged
   2      wrong usage: an unknown command, option or argument, one that is missing,
          an invalid value, or a configuration that cannot be used. Nothing was
          done

@@ -38,7 +38,7 @@ The checks that can be made beforehand (whether the image is complete, whether i
 pids are free, whether its files and directories are unchanged, driver version, GPU
 map, free GPU memory) are made before criu creates anything. If the restore fails
 later, the restored processes are killed, or kept stopped with restore.on_failure:
-leave in the configuration; the image stays intact.`,
+leave in the configuration; the image stays unchanged.`,
 		Example: `  cucriu restore -D /var/lib/images/job1
   cucriu restore -D /var/lib/images/job1 -j --foreground
   CUCRIU_CONFIG=/root/swap.yaml cucriu restore -D /var/lib/images/job1 --pidfile /run/job1.pid`,

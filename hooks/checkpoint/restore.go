@@ -14,7 +14,7 @@ import (
 )
 
 // Restore has criu restore the image in dir, and returns once the job runs, or is held as the options
-// say. After an error no process of it is left and the image is intact, unless the error wraps
+// say. After an error no process of it is left and the image is unchanged, unless the error wraps
 // [hooks.ErrNotBack] or the configuration says to leave the processes. [preflight.Refused] tells
 // whether criu had created anything.
 func Restore(ctx context.Context, hook *hooks.Hook, dir string, options Options) (Result, error) {

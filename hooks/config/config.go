@@ -121,7 +121,7 @@ type Restore struct {
 type OnFailure string
 
 const (
-	// KillOnFailure ends them: the image is intact, and a half-restored job must not run.
+	// KillOnFailure ends them: the image is unchanged, and a half-restored job must not run.
 	KillOnFailure OnFailure = "kill"
 	// LeaveOnFailure keeps them stopped, for inspection.
 	LeaveOnFailure OnFailure = "leave"

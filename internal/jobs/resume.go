@@ -42,7 +42,7 @@ func (s *starter) resumeNewest(ctx context.Context, all []store.Checkpoint) erro
 			return err
 		}
 		if preflight.Refused(err) {
-			return fmt.Errorf("checkpoint %s is intact, but cannot be restored here: %w", called(c), err)
+			return fmt.Errorf("checkpoint %s cannot be restored here: %w", called(c), err)
 		}
 		failed[c.Name] = err
 		next := "and there is no other"

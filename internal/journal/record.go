@@ -38,7 +38,7 @@ const (
 	OutcomeDumped  Outcome = "dumped"  // criu wrote the image and ended the processes
 	OutcomeRunning Outcome = "running" // the processes run, or are stopped as they were before
 	OutcomeStopped Outcome = "stopped" // GPU state is restored; the processes are left stopped, as criu's -s asked
-	OutcomeKilled  Outcome = "killed"  // a restore failed: its processes were killed, and the image is intact
+	OutcomeKilled  Outcome = "killed"  // a restore failed: its processes were killed, and the image is unchanged
 	OutcomeGone    Outcome = "gone"    // the processes ended by themselves, or together with a criu that failed
 	OutcomeLeft    Outcome = "left"    // a restore failed: its processes are left stopped for inspection, as configured
 	OutcomeMoved   Outcome = "moved"   // the job has moved to another host: its processes here were ended

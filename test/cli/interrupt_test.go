@@ -101,7 +101,7 @@ func TestCtrlCSaysWhatItDid(t *testing.T) {
 	}
 }
 
-// TestCtrlCDuringARestore: no process of the job is left, and the image is intact; or it was too
+// TestCtrlCDuringARestore: no process of the job is left, and the image is unchanged; or it was too
 // late, and the job runs.
 func TestCtrlCDuringARestore(t *testing.T) {
 	testenv.Isolated(t, func(t *testing.T) {

@@ -45,7 +45,7 @@ func (s *Store) Check(ctx context.Context, c Checkpoint) error {
 
 // Verify reads all of a checkpoint, from the disk as far as the kernel allows that, and fails
 // if anything is not as it was written. The error says what. A checkpoint that is found complete
-// is marked as verified; on one that is not, the mark is removed. Verify calls read with how many
+// is marked as verified, one that is not as damaged. Verify calls read with how many
 // bytes it has just read, from several goroutines, unless it is nil.
 func (s *Store) Verify(ctx context.Context, c Checkpoint, workers int, read func(bytes int)) error {
 	if read == nil {
@@ -56,14 +56,19 @@ func (s *Store) Verify(ctx context.Context, c Checkpoint, workers int, read func
 		dropCache(filepath.Join(dir, f.Name))
 	}
 	err := s.check(ctx, c, max(workers, 1), read)
-	mark := filepath.Join(dir, verifiedName)
+	damage := new(DamageError)
 	switch {
 	case c.Err != nil, s.Fenced() != nil, err != nil && ctx.Err() != nil:
 		return err
+	case errors.As(err, &damage):
+		return errors.Join(err, s.NoteDamage(c, damage))
 	case err != nil:
-		return errors.Join(err, removeMark(mark))
+		return err
 	}
-	err = durable.WriteJSON(mark, verified{At: time.Now().UTC(), CRC32C: c.sum})
+	if err := removeMark(filepath.Join(dir, damagedName)); err != nil {
+		return err
+	}
+	err = durable.WriteJSON(filepath.Join(dir, verifiedName), verified{At: time.Now().UTC(), CRC32C: c.sum})
 	if durable.IsFull(err) {
 		s.log.Warn("A checkpoint is complete, but the disk has no room to record that", "checkpoint", c.Name)
 		err = nil

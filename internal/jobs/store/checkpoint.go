@@ -57,6 +57,7 @@ type Checkpoint struct {
 	New        int64        // bytes that were written for it when it was made
 	Pinned     bool         // it is never pruned
 	Verified   bool         // all of it was read and was as it was written
+	Damage     *Damage      // that was found when it was read last; nil if none was
 	GivenUp    string       // why it was given up for an older one; empty if it was not
 	Trial      *image.Trial // a restore that was tried; nil if none was
 	Warnings   []string

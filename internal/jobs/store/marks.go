@@ -22,6 +22,7 @@ const (
 	pinnedName   = "pinned"
 	givenUpName  = "given-up.json"
 	trialName    = "trial.json"
+	damagedName  = "damaged.json"
 )
 
 const maxMarkBytes = 16 << 10
@@ -38,6 +39,13 @@ type givenUp struct {
 	Why string    `json:"why"`
 }
 
+// Damage is what damagedName holds: how a checkpoint was found when it was read last.
+type Damage struct {
+	At     time.Time `json:"at"`
+	Why    string    `json:"why"`
+	CRC32C uint32    `json:"crc32c"` // of the record of the checkpoint
+}
+
 // readMarks reads the marks in the directory of a checkpoint.
 func (c *Checkpoint) readMarks(root *os.Root) {
 	_, err := root.Lstat(pinnedName)
@@ -49,6 +57,11 @@ func (c *Checkpoint) readMarks(root *os.Root) {
 		c.GivenUp = proc.Printable(g.Why)
 	} else if !errors.Is(err, fs.ErrNotExist) {
 		c.GivenUp = "unknown"
+	}
+	var d Damage
+	if readMark(root, damagedName, &d) == nil && d.CRC32C == c.sum && d.Why != "" {
+		d.Why = proc.Printable(d.Why)
+		c.Damage = &d
 	}
 	var t image.Trial
 	if readMark(root, trialName, &t) == nil {
@@ -88,6 +101,18 @@ func (s *Store) mark(checkpoint, name string, mark any) error {
 func (s *Store) GiveUp(name string, why error) error {
 	text := proc.Printable(why.Error())
 	return s.mark(name, givenUpName, givenUp{At: time.Now().UTC(), Why: text[:min(len(text), maxText)]})
+}
+
+// NoteDamage records what [Store.Check] has found: the checkpoint is damaged until [Store.Verify] finds
+// it complete. A checkpoint whose record is damaged needs no mark.
+func (s *Store) NoteDamage(c Checkpoint, damage *DamageError) error {
+	if c.Err != nil {
+		return nil
+	}
+	text := damage.Error()
+	dir := s.checkpointDir(c.Name)
+	return errors.Join(removeMark(filepath.Join(dir, verifiedName)),
+		durable.WriteJSON(filepath.Join(dir, damagedName), Damage{At: time.Now().UTC(), Why: text[:min(len(text), maxText)], CRC32C: c.sum}))
 }
 
 // NoteTrial records how the trial restore of a checkpoint went.

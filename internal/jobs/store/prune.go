@@ -72,7 +72,10 @@ func (s *Store) Prune(ctx context.Context, policy Policy) ([]Checkpoint, error) 
 	return removed, nil
 }
 
-func (c Checkpoint) usable() bool { return c.Err == nil && c.GivenUp == "" }
+func (c Checkpoint) usable() bool { return !c.Damaged() && c.GivenUp == "" }
+
+// Damaged reports whether the checkpoint was found damaged.
+func (c Checkpoint) Damaged() bool { return c.Err != nil || c.Damage != nil }
 
 // DiskBytes returns how much room all checkpoints take on the disk. What they share counts
 // once.

@@ -175,5 +175,5 @@ func isPrintable(text string) bool { return len(text) <= maxText && text == proc
 // into the checkpoint's directory, and is not that of a file which the store writes there.
 func isFileName(name string) bool {
 	return name != "" && name != "." && len(name) <= maxName && isPrintable(name) && path.Clean(name) == name && filepath.IsLocal(name) &&
-		!strings.ContainsRune(name, '\\') && !slices.Contains([]string{recordName, verifiedName, pinnedName, givenUpName, trialName}, name)
+		!strings.ContainsRune(name, '\\') && !slices.Contains([]string{recordName, verifiedName, pinnedName, givenUpName, trialName, damagedName}, name)
 }
