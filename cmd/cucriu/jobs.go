@@ -24,14 +24,14 @@ import (
 func jobsCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "jobs",
-		Short: "Long jobs and their checkpoints: list, verify, prune, pin; checkpoint, pause, stop",
+		Short: "Long jobs and their checkpoints: list, verify, prune, pin, rm; checkpoint, pause, stop",
 		Long: `Long jobs and their checkpoints: those that cucriu run --dir DIR manages.
 
 A job is named by its directory or, on the host that runs it, by its name. An argument
 with a slash in it is a directory.`,
 		Example: "  cucriu jobs list\n  cucriu jobs list train\n  cucriu jobs checkpoint /var/lib/jobs/train",
 	}
-	cmd.AddCommand(asRoot(jobsListCommand(), jobsShowCommand(), jobsVerifyCommand(), jobsPruneCommand(), jobsPinCommand(true), jobsPinCommand(false))...)
+	cmd.AddCommand(asRoot(jobsListCommand(), jobsShowCommand(), jobsVerifyCommand(), jobsPruneCommand(), jobsPinCommand(true), jobsPinCommand(false), jobsRemoveCommand())...)
 	cmd.AddCommand(asRoot(askCommands()...)...)
 	return cmd
 }
@@ -116,7 +116,7 @@ func completeJob(checkpoints bool) cobra.CompletionFunc {
 			v, _ := viewJob(args[:1])
 			for _, c := range v.picked {
 				text := "cannot be used"
-				if c.Err == nil {
+				if !c.Damaged() {
 					text = ago(c.CreatedAt) + " old"
 				}
 				names = append(names, cobra.CompletionWithDesc(c.Name, text))
@@ -342,6 +342,42 @@ func namesOf(all []store.Checkpoint, err error) ([]string, error) {
 	return names, err
 }
 
+func jobsRemoveCommand() *cobra.Command {
+	var yes, keepOutput bool
+	cmd := &cobra.Command{
+		Use:   "rm DIR|NAME [--yes]",
+		Short: "Remove a long job that does not run: its checkpoints, output and records",
+		Long: `
+A job is not removed if it runs here, with or without a supervisor, if another host
+owns it, or if its move to another host is not over. What is in its directory and not
+its own stays, and is named, as do the files that the job itself has written
+elsewhere. If it has checkpoints, --yes is required.`,
+		Example:           "  cucriu jobs rm train\n  cucriu jobs rm /var/lib/jobs/train --yes --keep-output",
+		Args:              jobArgument(0, 0),
+		ValidArgsFunction: completeJob(false),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			hook, job, err := findJob(args[0])
+			if err != nil {
+				return err
+			}
+			removal, err := jobs.Remove(cmd.Context(), hook, job, yes, keepOutput)
+			if err != nil {
+				return err
+			}
+			return show(cmd, removal, func(out io.Writer) {
+				fmt.Fprintf(out, "removed %s (%s)\n", removal.Job, removal.Dir)
+				for _, path := range removal.Left {
+					fmt.Fprintln(out, "left:", path)
+				}
+			})
+		},
+	}
+	cmd.Flags().BoolVar(&yes, "yes", false, "remove the checkpoints as well")
+	cmd.Flags().BoolVar(&keepOutput, "keep-output", false, "keep output.log")
+	jsonFlag(cmd)
+	return cmd
+}
+
 // verifyReport says in JSON how a checkpoint was found.
 type verifyReport struct {
 	Name  string `json:"name"`
@@ -358,8 +394,8 @@ func jobsVerifyCommand() *cobra.Command {
 are intact.
 
 They are read from disk, on all processors, and every byte is checked against its
-checksum. A checkpoint that is intact is marked as verified. The exit status is 1 if
-anything is damaged.`,
+checksum. A checkpoint that is intact is marked as verified, one that is not as
+damaged: cucriu jobs list shows it. The exit status is 1 if anything is damaged.`,
 		Example:           "  cucriu jobs verify train\n  cucriu jobs verify /var/lib/jobs/train 000012",
 		Args:              jobArgument(0, -1),
 		ValidArgsFunction: completeJob(true),

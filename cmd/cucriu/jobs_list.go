@@ -2,6 +2,7 @@ package main
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"io"
 	"slices"
@@ -29,7 +30,9 @@ func jobsListCommand() *cobra.Command {
 ALONE is the space that removing a checkpoint would free: the rest of its size is
 shared with others. NEW was written for it when it was made. HERE says whether this
 host can restore it: driver version, GPU models and their number. Only the metadata
-of the checkpoints is read; cucriu jobs verify reads all of their data.`,
+of the checkpoints is read; cucriu jobs verify reads all of their data, and what it
+found damaged is shown as such until it is verified again or removed. The exit status
+is 1 then.`,
 		Example: "  cucriu jobs list\n  cucriu jobs list train\n  cucriu jobs list --json /shared/jobs/4711",
 		Args: func(cmd *cobra.Command, args []string) error {
 			if len(args) == 0 {
@@ -81,7 +84,7 @@ func writeJobs(out io.Writer, all []jobs.Local) {
 		if !l.Next.IsZero() {
 			next = "in " + short(time.Until(l.Next))
 		}
-		table.row(l.Name, string(l.State), pid, checkpoint, age, next, l.Dir)
+		table.row(l.Name, l.Describe(), pid, checkpoint, age, next, l.Dir)
 		if l.State == jobs.StateUnattended {
 			table.below("run the same cucriu run command again to resume supervision")
 		}
@@ -99,7 +102,8 @@ func writeJobs(out io.Writer, all []jobs.Local) {
 type checkpointReport struct {
 	Name         string         `json:"name"`
 	Dir          string         `json:"dir"`
-	Error        string         `json:"error,omitempty"` // why it cannot be used
+	Error        string         `json:"error,omitempty"`     // why it cannot be used
+	DamagedAt    time.Time      `json:"damaged_at,omitzero"` // when that was found
 	CreatedAt    time.Time      `json:"created_at,omitzero"`
 	Bytes        int64          `json:"bytes"`
 	AloneBytes   int64          `json:"alone_bytes"`
@@ -124,18 +128,40 @@ func listCheckpoints(cmd *cobra.Command, arg string) error {
 	reports := []checkpointReport{} // not nil: null is no list in JSON
 	for _, c := range v.picked {
 		r := reportOf(c)
-		if c.Err == nil {
+		if r.Error == "" {
 			r.Here, r.WhyNotHere = takes(cmd.Context(), v.hook, c)
 		}
 		reports = append(reports, r)
 	}
-	return show(cmd, reports, func(out io.Writer) {
+	return errors.Join(show(cmd, reports, func(out io.Writer) {
 		if len(reports) == 0 {
 			fmt.Fprintf(out, "%s (%s) has no checkpoint\n", v.job.Name, v.job.Dir)
 			return
 		}
 		writeCheckpoints(out, reports)
-	})
+	}), damagedOf(reports...))
+}
+
+// damage says why a checkpoint cannot be used, and since when that is known.
+func (r checkpointReport) damage() string {
+	if r.DamagedAt.IsZero() {
+		return r.Error
+	}
+	return r.Error + " (found " + r.DamagedAt.Local().Format(time.DateTime) + ")"
+}
+
+// damagedOf returns an error if a checkpoint that was shown is damaged.
+func damagedOf(reports ...checkpointReport) error {
+	var names []string
+	for _, r := range reports {
+		if r.Error != "" {
+			names = append(names, r.Name)
+		}
+	}
+	if len(names) == 0 {
+		return nil
+	}
+	return errors.New("damaged: checkpoint " + strings.Join(names, ", "))
 }
 
 func writeCheckpoints(out io.Writer, reports []checkpointReport) {
@@ -144,12 +170,15 @@ func writeCheckpoints(out io.Writer, reports []checkpointReport) {
 		here := "no: " + r.WhyNotHere
 		switch {
 		case r.Error != "":
-			table.row(r.Name, "-", "-", "-", "-", "-", "-", "-", "damaged", "no: "+r.Error)
-			continue
+			here = "no: " + r.damage()
 		case r.Here && r.WhyNotHere != "":
 			here = "yes, but not now: " + r.WhyNotHere
 		case r.Here:
 			here = "yes"
+		}
+		if r.CreatedAt.IsZero() {
+			table.row(r.Name, "-", "-", "-", "-", "-", "-", "-", "damaged", here)
+			continue
 		}
 		table.row(r.Name, ago(r.CreatedAt), units.Size(r.Bytes), units.Size(r.AloneBytes), units.Size(r.NewBytes), seconds(r.PauseSeconds), models(r.GPUs), orDash(r.Driver), marks(r), here)
 	}
@@ -162,8 +191,11 @@ func reportOf(c store.Checkpoint) checkpointReport {
 		PauseSeconds: c.Pause.Seconds(), Reason: c.Reason, Host: c.Host, Driver: c.Driver, GPUs: append([]cudackpt.GPU{}, c.GPUs...),
 		Verified: c.Verified, Pinned: c.Pinned, Trial: c.Trial,
 	}
-	if c.Err != nil {
+	switch {
+	case c.Err != nil:
 		r.Error = c.Err.Error()
+	case c.Damage != nil:
+		r.Error, r.DamagedAt = c.Damage.Why, c.Damage.At
 	}
 	return r
 }
@@ -200,6 +232,9 @@ func models(gpus []cudackpt.GPU) string {
 
 func marks(r checkpointReport) string {
 	var marks []string
+	if r.Error != "" {
+		marks = append(marks, "damaged")
+	}
 	if r.Verified {
 		marks = append(marks, "verified")
 	}
@@ -237,7 +272,8 @@ func jobsShowCommand() *cobra.Command {
 		Long: `
 The checkpoint is checked as cucriu run checks it before resuming from it: all files
 except the GPU pages are read and compared with their checksums, and whether this
-host can restore it is determined. Nothing is changed.`,
+host can restore it is determined. Nothing is changed. The exit status is 1 if it is
+damaged.`,
 		Example:           "  cucriu jobs show train\n  cucriu jobs show /var/lib/jobs/train 000012",
 		Args:              jobArgument(0, 1),
 		ValidArgsFunction: completeJob(true),
@@ -259,9 +295,9 @@ host can restore it is determined. Nothing is changed.`,
 			if n := len(v.picked); n > 0 {
 				c := v.picked[n-1]
 				r := reportOf(c)
-				if err := v.store.Check(cmd.Context(), c); err != nil {
+				if err := v.store.Check(cmd.Context(), c); err != nil && c.Damage == nil {
 					r.Error = err.Error()
-				} else {
+				} else if err == nil && c.Damage == nil {
 					r.Here, r.WhyNotHere = takes(cmd.Context(), v.hook, c)
 					if report.Findings, err = jobs.CheckRestore(cmd.Context(), v.hook, c.Dir); err != nil {
 						return err
@@ -270,7 +306,11 @@ host can restore it is determined. Nothing is changed.`,
 				}
 				report.Checkpoint = &r
 			}
-			return show(cmd, report, func(out io.Writer) { writeJob(out, report) })
+			err = show(cmd, report, func(out io.Writer) { writeJob(out, report) })
+			if report.Checkpoint != nil {
+				err = errors.Join(err, damagedOf(*report.Checkpoint))
+			}
+			return err
 		},
 	}
 	jsonFlag(cmd)
@@ -300,7 +340,7 @@ func writeJob(out io.Writer, report jobReport) {
 	}
 	fmt.Fprintf(out, "checkpoint %s in %s\n", r.Name, r.Dir)
 	if r.Error != "" {
-		fmt.Fprintln(out, strings.Join(wrap("damaged: "+r.Error, widthOf(textColumns)), "\n"))
+		fmt.Fprintln(out, strings.Join(wrap("damaged: "+r.damage(), widthOf(textColumns)), "\n"))
 		return
 	}
 	table := newTable("", "")

@@ -67,7 +67,7 @@ func (s *supervisor) do(ctx context.Context, a life.Action) {
 	case life.Answer:
 		s.control.answer(s.control.result(e, s.life.Phase == life.Over))
 	case life.AnswerAtEnd:
-		s.tell(Event{Event: EventPreempted, Message: s.name + " is stopped, as requested"})
+		s.tell(Event{Event: EventStopped, Message: s.name + " was stopped by its user"})
 		s.control.answerAtEnd()
 	case life.Refuse:
 		s.control.answer(Answer{}, s.control.refusal(s.life, s.move.Peer, e.err))

@@ -26,6 +26,8 @@ func NoSupervisor(job Local) error {
 	switch job.State {
 	case StateUnattended:
 		meaning, remedy = "runs without a supervisor", "run the same cucriu run command again to resume supervision"
+	case StateMoved:
+		meaning, remedy = "has "+job.Describe(), "run this there"
 	case StateFinished:
 		meaning, remedy = "has finished", "there is nothing to do"
 	}
@@ -124,7 +126,10 @@ func findDir(runDir, dir string) (Local, error) {
 		return Local{}, err
 	}
 	if l, err := readLocal(localDir(runDir, dir)); err == nil {
-		return l, nil
+		l.settle()
+		one := []Local{l}
+		noteSuspended(runDir, one)
+		return one[0], nil
 	}
 	info, err := os.Stat(dir)
 	if err != nil {
@@ -140,8 +145,6 @@ func findDir(runDir, dir string) (Local, error) {
 		}
 	}
 	l := Local{Name: r.Name, Dir: dir}
-	if r.Finished != nil {
-		l.State = StateFinished
-	}
+	l.settle()
 	return l, nil
 }

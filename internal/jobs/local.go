@@ -14,8 +14,10 @@ import (
 	"cucriu/internal/durable"
 	"cucriu/internal/image"
 	"cucriu/internal/jobs/sandbox"
+	"cucriu/internal/jobs/store"
 	"cucriu/internal/journal"
 	"cucriu/internal/proc"
+	"cucriu/internal/session"
 )
 
 // State says what a long job does on this host.
@@ -27,16 +29,22 @@ const (
 	StateRunning    State = "running"
 	StateCheckpoint State = "checkpoint" // one is being made
 	StatePaused     State = "paused"
+	StateSuspended  State = "suspended" // by cucriu suspend
 	StatePreempted  State = "preempted" // it leaves this host, or has left it
-	StateFinished   State = "finished"  // with exit status 0
-	StateEnded      State = "ended"     // with another one
-	StateFailed     State = "failed"    // it could not be started or resumed
-	StateMoving     State = "moving"    // it was ended here while it moves to another host
-	StateArriving   State = "arriving"  // it is on its way to this host
+	StateStopped    State = "stopped by user"
+	StateFinished   State = "finished" // with exit status 0
+	StateEnded      State = "ended"    // with another one
+	StateDamaged    State = "damaged"  // none of its checkpoints can be used
+	StateFailed     State = "failed"   // it could not be started or resumed
+	StateMoving     State = "moving"   // it was ended here while it moves to another host
+	StateMoved      State = "moved"    // to another host
+	StateArriving   State = "arriving" // it is on its way to this host
 	// StateUnattended is a job that runs although its supervisor has gone.
 	StateUnattended State = "no supervisor"
 	// StateGone is a job that was killed together with its supervisor.
 	StateGone State = "killed"
+	// StateIdle is a job that does not run here, and this host does not know why.
+	StateIdle State = "not running"
 )
 
 // Local is what a host knows of a long job that it runs, or ran last. It is in the run directory,
@@ -46,6 +54,12 @@ type Local struct {
 	Dir   string `json:"dir"`
 	PID   int    `json:"pid,omitempty"` // of the supervisor; 0 if there is none
 	State State  `json:"state"`
+	// ExitStatus is that of a job that has ended by itself.
+	ExitStatus *int `json:"exit_status,omitempty"`
+	// MovedTo is the host to which it has moved.
+	MovedTo string `json:"moved_to,omitempty"`
+	// Metrics is the file for Prometheus.
+	Metrics string `json:"metrics,omitempty"`
 	// Init is the first process of the job's sandbox.
 	Init *proc.Ident `json:"init,omitempty"`
 	// Checkpoint is the newest one.
@@ -74,6 +88,68 @@ type Failure struct {
 
 const localName = "job.json"
 
+// Describe says what the job does, with its exit status or the host to which it has moved.
+func (l Local) Describe() string {
+	switch {
+	case l.State == StateMoved && l.MovedTo != "":
+		return "moved to " + proc.Printable(l.MovedTo)
+	case (l.State == StateFinished || l.State == StateEnded) && l.ExitStatus != nil:
+		return fmt.Sprintf("%s with status %d", l.State, *l.ExitStatus)
+	}
+	return string(l.State)
+}
+
+// settle finds what has become of a job that does not run here: its directory knows that better than a
+// supervisor that has gone.
+func (l *Local) settle() {
+	if l.PID != 0 || l.alive {
+		return
+	}
+	r, err := loadRecord(filepath.Join(l.Dir, recordName))
+	if err != nil {
+		return
+	}
+	m, _ := ReadMove(l.Dir)
+	switch {
+	case r.Finished != nil:
+		l.State, l.ExitStatus = StateFinished, &r.Finished.Status
+		return
+	case m.State == MoveLeft:
+		l.State, l.MovedTo = StateMoved, m.Peer
+		return
+	case m.State == MoveArriving, m.State == MovePromised:
+		l.State = StateArriving
+		return
+	case l.State == "", l.State == StateMoved, l.State == StateArriving:
+		l.State, l.MovedTo = StateIdle, ""
+	}
+	view, err := store.View(l.Dir)
+	if err != nil {
+		return
+	}
+	if all, err := view.Checkpoints(); err == nil && len(all) > 0 && !slices.ContainsFunc(all, func(c store.Checkpoint) bool { return !c.Damaged() }) {
+		l.State = StateDamaged
+	}
+}
+
+// noteSuspended finds the jobs of which somebody has suspended a process.
+func noteSuspended(runDir string, all []Local) {
+	sessions, _ := session.Sessions(runDir)
+	for i := range all {
+		l := &all[i]
+		if l.Init == nil || l.State != StateRunning && l.State != StateUnattended {
+			continue
+		}
+		tree, _ := proc.Tree(l.Init.PID)
+		for _, s := range sessions {
+			isOurs := func(pid int) bool { return slices.Contains(tree, pid) }
+			if s.Outcome == "" && s.Step == journal.StepSuspended && slices.ContainsFunc(s.PIDs(), isOurs) {
+				l.State = StateSuspended
+			}
+		}
+	}
+}
+
 // localDir is the folder of a job in the run directory.
 func localDir(runDir, dir string) string { return filepath.Join(runDir, journal.JobsName, Key(dir)) }
 
@@ -95,8 +171,11 @@ func Locals(runDir string) ([]Local, error) {
 		if _, err := os.Stat(l.Dir); errors.Is(err, fs.ErrNotExist) && l.PID == 0 && l.State != StateUnattended {
 			continue // its directory was removed
 		}
+		l.settle()
+		l.refreshMetrics(folder)
 		all = append(all, l)
 	}
+	noteSuspended(runDir, all)
 	slices.SortFunc(all, func(a, b Local) int { return strings.Compare(a.Name+"\x00"+a.Dir, b.Name+"\x00"+b.Dir) })
 	return all, nil
 }
@@ -136,6 +215,7 @@ type statusFile struct {
 	mutex  sync.Mutex
 	folder string
 	now    Local
+	shown  func(Local) // is told of each change, if it is not nil
 }
 
 // note changes what the host knows of the job. A full disk does not stop a job.
@@ -145,6 +225,9 @@ func (f *statusFile) note(change func(*Local)) {
 	change(&f.now)
 	if f.folder != "" {
 		_ = durable.WriteJSON(filepath.Join(f.folder, localName), f.now)
+	}
+	if f.shown != nil {
+		f.shown(f.now)
 	}
 }
 
@@ -158,10 +241,10 @@ func (f *statusFile) noteEvent(e Event) {
 			l.Checkpoint = &Made{Name: e.Checkpoint, At: e.At}
 		case EventFailed, EventWaiting:
 			l.Failure = &Failure{At: e.At, Message: e.Message}
-		case EventPreempted, EventMoved:
-			l.State, l.Next = StatePreempted, time.Time{}
+		case EventPreempted, EventStopped, EventMoved:
+			l.State, l.Next = map[string]State{EventPreempted: StatePreempted, EventStopped: StateStopped, EventMoved: StateMoved}[e.Event], time.Time{}
 		case EventEnded:
-			l.State, l.Next = StateEnded, time.Time{}
+			l.State, l.Next, l.ExitStatus = StateEnded, time.Time{}, &e.Status
 			if e.Status == 0 {
 				l.State = StateFinished
 			}

@@ -27,7 +27,7 @@ func TestMetricsSayWhatHappened(t *testing.T) {
 			}
 		}
 	}
-	has(`running{job="train"} 1`, `last_checkpoint_timestamp_seconds{job="train"} 1.7e+09`, `checkpoints_total{job="train"} 0`)
+	has(`running{job="train"} 0`, `state{job="train",state="begins"} 1`, `last_checkpoint_timestamp_seconds{job="train"} 1.7e+09`, `checkpoints_total{job="train"} 0`)
 	for _, e := range []Event{
 		{Event: EventResumed},
 		{Event: EventFailed},
@@ -51,8 +51,11 @@ func TestMetricsSayWhatHappened(t *testing.T) {
 		`resumes_total{job="train"} 1`,
 		`preemptions_total{job="train"} 1`,
 	)
-	m.end()
-	has(`running{job="train"} 0`)
+	m.show(Local{PID: 1, State: StateRunning})
+	has(`running{job="train"} 1`, `state{job="train",state="running"} 1`)
+	status := 3
+	m.show(Local{State: StateEnded, ExitStatus: &status})
+	has(`running{job="train"} 0`, `state{job="train",state="ended"} 1`, `exit_status{job="train"} 3`)
 	if files, err := filepath.Glob(filepath.Join(filepath.Dir(path), "*")); err != nil || len(files) != 1 {
 		t.Errorf("files: %v %v", files, err)
 	}
@@ -80,5 +83,6 @@ func TestMetricsThatCannotBeWritten(t *testing.T) {
 		t.Fatal(err)
 	}
 	none.note(Event{Event: EventCheckpoint})
-	none.end()
+	none.show(Local{})
+	none.beat()
 }

@@ -194,7 +194,7 @@ func (s *lease) hasLeft() (bool, error) {
 	switch m.State {
 	case MoveLeft:
 		s.say(m.elsewhere(s.Dir))
-		_ = NoteLocal(s.hook.Config.RunDir, s.Dir, StatePreempted) // so that cucriu recover finds it
+		_ = NoteLocal(s.hook.Config.RunDir, s.Dir, StateMoved) // so that cucriu recover finds it
 		return true, nil
 	case MoveArriving, MovePromised:
 		return false, &ElsewhereError{s.Dir, m}

@@ -198,6 +198,10 @@ func DescribeAs(path string) (Description, error) {
 // checkpoints. The first is its record; the others may be missing.
 func TravelFiles() []string { return []string{recordName, "output.log", eventsName, flagsName} }
 
+// SupervisorLog is where a supervisor writes that was started for a job that has arrived, in the
+// job's directory.
+const SupervisorLog = "supervisor.log"
+
 // OwnFiles are all names that there may be in the directory of a job that has not run here.
 func OwnFiles() []string {
 	return append(TravelFiles(), "lock", "owner.json", "checkpoints", "staged", fenceName, undoName, moveLockName, moveName)

@@ -39,6 +39,7 @@ const (
 	EventFailed     = "failed"  // a checkpoint was not made, or did not restore
 	EventSkipped    = "skipped" // a checkpoint
 	EventPreempted  = "preempted"
+	EventStopped    = "stopped" // cucriu jobs stop
 	EventEnded      = "ended"
 	EventPaused     = "paused"
 	EventUnpaused   = "unpaused"

@@ -45,6 +45,9 @@ func (s *starter) resumeNewest(ctx context.Context, all []store.Checkpoint) erro
 			return fmt.Errorf("checkpoint %s cannot be restored here: %w", called(c), err)
 		}
 		failed[c.Name] = err
+		if damage := new(store.DamageError); errors.As(err, &damage) {
+			s.sayError(s.store.NoteDamage(c, damage))
+		}
 		next := "and there is no other"
 		if i+1 < len(all) {
 			next = "trying checkpoint " + all[i+1].Name

@@ -126,7 +126,12 @@ func Run(ctx context.Context, hook *hooks.Hook, o Options, signals *job.Signals)
 		return 0, err
 	}
 	all, _ := c.store.Checkpoints()
-	local := Local{Name: c.name, Dir: l.known.Dir, PID: os.Getpid(), State: StateBegins, Init: l.known.Init, Where: l.known.Where, Checkpoint: newestOf(all)}
+	if o.Metrics != "" {
+		if o.Metrics, err = filepath.Abs(o.Metrics); err != nil {
+			return 0, err
+		}
+	}
+	local := Local{Metrics: o.Metrics, Name: c.name, Dir: l.known.Dir, PID: os.Getpid(), State: StateBegins, Init: l.known.Init, Where: l.known.Where, Checkpoint: newestOf(all)}
 	if err := c.status.begin(c.runDir, local); err != nil {
 		return 0, err
 	}
@@ -134,7 +139,7 @@ func Run(ctx context.Context, hook *hooks.Hook, o Options, signals *job.Signals)
 	if c.metrics, err = newMetrics(o.Metrics, c.name, local.Checkpoint); err != nil {
 		return 0, err
 	}
-	defer c.metrics.end()
+	c.status.shown = c.metrics.show
 	tail, err := followOutput(c.outputPath(), o.Output)
 	if err != nil {
 		return 0, err
@@ -213,6 +218,7 @@ func (s *supervisor) next(ctx context.Context) event {
 	case <-look:
 		return happened(life.LookDue)
 	case <-s.timers.tick.C:
+		s.metrics.beat()
 		return s.lookAround()
 	case <-s.timers.timeUp:
 		e := happened(life.TimeUp)

@@ -90,7 +90,7 @@ func (a *movedJob) decide(ctx context.Context, next commit.DestinationState) err
 func (a *movedJob) drop(m jobs.Move) error {
 	err := os.RemoveAll(filepath.Join(a.dir, arrivingName))
 	if m.Before != nil {
-		return errors.Join(err, m.Before.Write(a.dir), jobs.NoteLocal(a.host.Config.RunDir, a.dir, jobs.StatePreempted))
+		return errors.Join(err, m.Before.Write(a.dir), jobs.NoteLocal(a.host.Config.RunDir, a.dir, jobs.StateMoved))
 	}
 	// The record goes last: as long as it is there, nobody takes the rest for a job.
 	for _, name := range jobs.OwnFiles() {

@@ -19,10 +19,6 @@ import (
 	"cucriu/internal/self"
 )
 
-// supervisorLog is where a supervisor writes that was started for a job that has arrived, in the
-// job's directory.
-const supervisorLog = "supervisor.log"
-
 // errUnclear says that it cannot be told whether a job runs or has run.
 var errUnclear = errors.New("cannot tell whether the job runs")
 
@@ -91,11 +87,11 @@ func startJob(ctx context.Context, hook *hooks.Hook, dir string, m jobs.Move) er
 				ended <- err
 				continue
 			}
-			return fmt.Errorf("its supervisor has ended (%w): %s", orEnded(err), lastOf(filepath.Join(dir, supervisorLog)))
+			return fmt.Errorf("its supervisor has ended (%w): %s", orEnded(err), lastOf(filepath.Join(dir, jobs.SupervisorLog)))
 		case <-time.After(startLook):
 		}
 		if time.Now().After(deadline) {
-			return fmt.Errorf("%w: it was not up after %v, see cucriu jobs list and %s there", errUnclear, startPatience, supervisorLog)
+			return fmt.Errorf("%w: it was not up after %v, see cucriu jobs list and %s there", errUnclear, startPatience, jobs.SupervisorLog)
 		}
 	}
 }
@@ -116,7 +112,7 @@ func unclear(err error) error {
 
 // detached starts a supervisor that does not end with this program, nor with ssh.
 func detached(dir string, flags []string) (*exec.Cmd, error) {
-	log, err := os.OpenFile(filepath.Join(dir, supervisorLog), os.O_WRONLY|os.O_APPEND|os.O_CREATE, 0o600)
+	log, err := os.OpenFile(filepath.Join(dir, jobs.SupervisorLog), os.O_WRONLY|os.O_APPEND|os.O_CREATE, 0o600)
 	if err != nil {
 		return nil, err
 	}
