@@ -42,7 +42,7 @@ invalid one is wrong usage.`,
 		migrateCommand(), receiveCommand())...)...)
 	root.AddCommand(hiddenCommands()...)
 	root.AddCommand(manCommands()...)
-	root.AddCommand(runCommand(), jobsCommand(), checkCommand(), mapCommand(), gpusCommand(), inspectCommand(), versionCommand(), exitStatusTopic())
+	root.AddCommand(runCommand(), jobsCommand(), checkCommand(), mapCommand(), gpusCommand(), inspectCommand(), verifyCommand(), versionCommand(), exitStatusTopic())
 	root.PersistentFlags().BoolP("quiet", "q", false, "print nothing but warnings and errors, and what was asked for with --json")
 	completeHelp(root)
 	return root

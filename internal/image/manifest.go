@@ -90,14 +90,22 @@ func RemoveEarlier(dir string) error {
 	return Manifest{}.RemoveOtherPages(dir)
 }
 
+// ErrIncomplete says that an image lacks a file.
+var ErrIncomplete = errors.New("image is incomplete")
+
 // ReadManifest reads and checks the manifest of an image directory. If there is none, the image
-// holds no CUDA process and the error is [os.ErrNotExist].
+// holds no CUDA process and the error is [os.ErrNotExist], unless there is GPU state.
 func ReadManifest(dir string) (Manifest, error) {
 	path := filepath.Join(dir, ManifestName)
 	if info, err := os.Stat(dir); err != nil || !info.IsDir() {
 		return Manifest{}, fmt.Errorf("manifest: %s is not an image directory", dir)
 	}
 	data, err := durable.ReadFile(path, maxManifestBytes)
+	if errors.Is(err, os.ErrNotExist) {
+		if state, _ := pages.Names(dir); len(state) > 0 {
+			return Manifest{}, fmt.Errorf("%w: %s is missing", ErrIncomplete, path)
+		}
+	}
 	if err != nil {
 		return Manifest{}, fmt.Errorf("manifest: %w", err)
 	}

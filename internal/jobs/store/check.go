@@ -11,8 +11,6 @@ import (
 	"path/filepath"
 	"time"
 
-	"golang.org/x/sys/unix"
-
 	"cucriu/internal/criuimage"
 	"cucriu/internal/durable"
 	"cucriu/internal/image"
@@ -40,7 +38,7 @@ func (e *DamageError) Unwrap() error { return e.Err }
 // have its size, and all but the GPU's pages their checksum. Of those pages the indexes and
 // the headers are checked. [Store.Verify] checks everything.
 func (s *Store) Check(ctx context.Context, c Checkpoint) error {
-	return s.check(ctx, c, 0, func(int) {})
+	return check(ctx, c, 0, func(int) {})
 }
 
 // Verify reads all of a checkpoint, from the disk as far as the kernel allows that, and fails
@@ -53,9 +51,9 @@ func (s *Store) Verify(ctx context.Context, c Checkpoint, workers int, read func
 	}
 	dir := s.checkpointDir(c.Name)
 	for _, f := range c.Files {
-		dropCache(filepath.Join(dir, f.Name))
+		durable.DropCache(filepath.Join(dir, f.Name))
 	}
-	err := s.check(ctx, c, max(workers, 1), read)
+	err := check(ctx, c, max(workers, 1), read)
 	damage := new(DamageError)
 	switch {
 	case c.Err != nil, s.Fenced() != nil, err != nil && ctx.Err() != nil:
@@ -76,22 +74,30 @@ func (s *Store) Verify(ctx context.Context, c Checkpoint, workers int, read func
 	return err
 }
 
-// dropCache drops a file from the page cache, so that it is read from the disk.
-func dropCache(path string) {
-	f, err := os.OpenFile(path, os.O_RDONLY|unix.O_NOFOLLOW|unix.O_NONBLOCK, 0)
-	if err != nil {
-		return // the check says so
-	}
-	defer f.Close()
-	_ = unix.Fadvise(int(f.Fd()), 0, 0, unix.FADV_DONTNEED)
+// IsCheckpoint reports whether a directory is a checkpoint, wherever it lies.
+func IsCheckpoint(dir string) bool {
+	_, err := os.Lstat(filepath.Join(dir, recordName))
+	return err == nil
 }
 
-// check is Check. With workers, so many threads read the GPU's pages, too.
-func (s *Store) check(ctx context.Context, c Checkpoint, workers int, read func(bytes int)) error {
+// VerifyDir is [Store.Verify] for the directory of a checkpoint, wherever it lies. It marks nothing.
+func VerifyDir(ctx context.Context, dir string, workers int, read func(bytes int)) error {
+	c, err := readIn(dir, filepath.Base(dir))
+	if err != nil {
+		return err
+	}
+	for _, f := range c.Files {
+		durable.DropCache(filepath.Join(dir, f.Name))
+	}
+	return check(ctx, c, workers, read)
+}
+
+// check is [Store.Check]. With workers, so many threads read the GPU's pages, too.
+func check(ctx context.Context, c Checkpoint, workers int, read func(bytes int)) error {
 	if c.Err != nil {
 		return c.Err
 	}
-	root, err := os.OpenRoot(s.checkpointDir(c.Name))
+	root, err := os.OpenRoot(c.Dir)
 	if err != nil {
 		return fmt.Errorf("checkpoint %s: %w", c.Name, err)
 	}

@@ -157,7 +157,11 @@ var errGone = errors.New("there is no such checkpoint")
 
 // read reads the record and the marks of a checkpoint, and counts which files it shares.
 func (s *Store) read(name string) (Checkpoint, error) {
-	dir := s.checkpointDir(name)
+	return readIn(s.checkpointDir(name), name)
+}
+
+// readIn reads the checkpoint of a directory.
+func readIn(dir, name string) (Checkpoint, error) {
 	info, err := os.Lstat(dir)
 	if errors.Is(err, fs.ErrNotExist) {
 		return Checkpoint{}, errGone

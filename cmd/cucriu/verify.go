@@ -1,0 +1,68 @@
+package main
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"runtime"
+	"sync/atomic"
+
+	"github.com/spf13/cobra"
+
+	"cucriu/internal/inspect"
+	"cucriu/internal/jobs/store"
+	"cucriu/internal/units"
+)
+
+// verification is what the verify command shows.
+type verification struct {
+	Dir   string `json:"dir"`
+	Whole bool   `json:"whole"`
+	Bytes int64  `json:"bytes"`
+	Error string `json:"error,omitempty"`
+}
+
+func verifyCommand() *cobra.Command {
+	cmd := &cobra.Command{
+		Use:   "verify DIR",
+		Short: "Read all of an image and verify that it is complete and undamaged",
+		Long: `
+The GPU state is compared with its checksums. criu's own images have none: those of
+the processes are decoded, all files that they name must be there with their sizes,
+and everything is read once. Every file of a checkpoint of a long job has a checksum.
+
+Nothing is changed. The exit status is 1 if the image is damaged or incomplete, and 3
+if there is no image.`,
+		Example: "  cucriu verify /var/lib/images/job1\n  cucriu verify --json .",
+		Args:    oneArgument("an image directory"),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			dir := args[0]
+			verify := inspect.VerifyImage
+			if store.IsCheckpoint(dir) {
+				verify = store.VerifyDir
+			} else if err := requireImage(dir); err != nil {
+				return err
+			}
+			var done atomic.Int64
+			progress := newProgress(cmd)
+			progress.measured("reading "+dir, func() (int64, int64) { return done.Load(), written(dir, "*") })
+			err := verify(cmd.Context(), dir, runtime.GOMAXPROCS(0), func(bytes int) { done.Add(int64(bytes)) })
+			progress.stop()
+			if cmd.Context().Err() != nil {
+				return errors.New("cancelled")
+			}
+			v := verification{Dir: dir, Whole: err == nil, Bytes: done.Load()}
+			if err != nil {
+				err = fmt.Errorf("%s: %w", dir, err)
+				v.Error = err.Error()
+			}
+			return errors.Join(show(cmd, v, func(out io.Writer) {
+				if v.Whole {
+					fmt.Fprintf(out, "%s is complete and undamaged: %s\n", dir, units.Size(v.Bytes))
+				}
+			}), err)
+		},
+	}
+	jsonFlag(cmd)
+	return cmd
+}

@@ -1,0 +1,107 @@
+package inspect
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"path/filepath"
+
+	"golang.org/x/sys/unix"
+
+	"cucriu/internal/criuimage"
+	"cucriu/internal/durable"
+	"cucriu/internal/image"
+)
+
+// VerifyImage reads all of an image, and fails if it is incomplete or damaged. The GPU state is compared
+// with its checksums. criu's images have none: they are decoded where criu reads them first, and their
+// sizes compared. It calls read with how many bytes it has just read, from several goroutines.
+func VerifyImage(ctx context.Context, dir string, workers int, read func(bytes int)) error {
+	manifest, err := image.ReadManifest(dir)
+	if err != nil && !errors.Is(err, os.ErrNotExist) {
+		return err
+	}
+	if err == nil {
+		err = manifest.MatchImages(dir)
+	} else if err = nil; !hasImages(dir) {
+		err = fmt.Errorf("%w: inventory.img is missing", image.ErrIncomplete)
+	}
+	if err == nil && hasImages(dir) { // else criu's images are streamed
+		err = verifyCriu(dir)
+	}
+	if err != nil {
+		return err
+	}
+	files, _ := filepath.Glob(filepath.Join(dir, "*"))
+	parents, _ := filepath.Glob(filepath.Join(dir, criuimage.ParentName, "*"))
+	files = append(files, parents...)
+	for _, path := range files {
+		durable.DropCache(path)
+	}
+	readers, err := manifest.OpenPages(dir)
+	if err != nil {
+		return err
+	}
+	defer image.ClosePages(readers)
+	for _, reader := range readers {
+		if err := reader.Verify(ctx, workers, read); err != nil {
+			return err
+		}
+	}
+	isPage := manifest.PageNames()
+	for _, path := range files {
+		if isPage[filepath.Base(path)] {
+			continue
+		}
+		if err := readAll(ctx, path, read); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func hasImages(dir string) bool {
+	_, err := os.Lstat(filepath.Join(dir, "inventory.img"))
+	return err == nil
+}
+
+// verifyCriu decodes criu's images of the processes, and looks whether all that they name is there.
+func verifyCriu(dir string) error {
+	if err := criuimage.CheckWhole(dir); err != nil {
+		return err
+	}
+	if _, err := criuimage.Read(dir); err != nil {
+		return err
+	}
+	tree, err := criuimage.ReadTree(dir)
+	if err != nil {
+		return err
+	}
+	return tree.CheckFiles(dir)
+}
+
+// readAll reads a file, because its disk may have lost it.
+func readAll(ctx context.Context, path string, read func(bytes int)) error {
+	f, err := os.OpenFile(path, os.O_RDONLY|unix.O_NONBLOCK, 0)
+	if err != nil {
+		return err
+	}
+	defer f.Close()
+	if info, err := f.Stat(); err != nil || !info.Mode().IsRegular() {
+		return err
+	}
+	for buffer := make([]byte, 1<<20); ; {
+		n, err := f.Read(buffer)
+		read(n)
+		switch {
+		case ctx.Err() != nil:
+			return context.Cause(ctx)
+		case errors.Is(err, io.EOF):
+			return nil
+		case err != nil:
+			return fmt.Errorf("image is damaged: %w", err)
+		}
+	}
+}

@@ -1,0 +1,151 @@
+package jobs
+
+import (
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"testing"
+
+	"golang.org/x/sys/unix"
+
+	"cucriu/internal/proc"
+	"cucriu/internal/testenv"
+)
+
+// metric fails the test unless the job's file for Prometheus has a line.
+func (a *asked) metric(file, line string) {
+	a.t.Helper()
+	data, err := os.ReadFile(file)
+	if err != nil || !strings.Contains(string(data), "\ncucriu_job_"+line+"\n") {
+		a.t.Fatalf("no %q in the metrics: %v\n%s", line, err, data)
+	}
+}
+
+// TestEachStateHasItsName in the list, in JSON and in the metrics, which are not stale after any end.
+func TestEachStateHasItsName(t *testing.T) {
+	testenv.Simulated(t, func(t *testing.T) {
+		file := filepath.Join(t.TempDir(), "train.prom")
+		a := newAsked(t, "--metrics", file)
+		state := func(state, running string) {
+			t.Helper()
+			a.is(state)
+			a.metric(file, `running{job="train"} `+running)
+			a.metric(file, `state{job="train",state="`+state+`"} 1`)
+		}
+		state("running", "1")
+		a.cucriu(0, "train is paused", "jobs", "pause", "train")
+		state("paused", "1")
+		a.cucriu(0, "", "jobs", "resume", "train")
+
+		pid := strconv.Itoa(a.cudaPID())
+		a.cucriu(0, "", "suspend", "-p", pid)
+		a.is("suspended")
+		a.cucriu(0, " suspended ", "jobs", "list")
+		a.cucriu(0, "", "resume", "-p", pid)
+		a.is("running")
+
+		_ = a.super.Process.Kill()
+		_ = a.super.Wait()
+		a.metric(file, `running{job="train"} 1`) // which nobody could change
+		state("no supervisor", "0")
+		a.run("--metrics", file)
+		state("running", "1")
+
+		a.cucriu(0, "checkpoint 00000", "jobs", "stop", "train")
+		a.ends(85)
+		state("stopped by user", "0")
+		a.cucriu(0, "stopped by user", "jobs", "show", "train")
+
+		a.run("--metrics", file)
+		if err := a.super.Process.Signal(unix.SIGTERM); err != nil {
+			t.Fatal(err)
+		}
+		a.ends(85)
+		state("preempted", "0")
+
+		a.run("--metrics", file)
+		a.cucriu(3, "is not removed: job directory", "jobs", "rm", "train", "--yes")
+		a.finish()
+		state("finished", "0")
+		a.metric(file, `exit_status{job="train"} 0`)
+		a.cucriu(0, "finished with status 0", "jobs", "list")
+		a.cucriu(0, "removed train", "jobs", "rm", "train", "--yes")
+		if testenv.Exists(a.dir) || testenv.Exists(file) {
+			t.Error("something of the job is left")
+		}
+	})
+}
+
+// TestADamagedCheckpointStaysMarked until it is verified again; a job without another is damaged.
+func TestADamagedCheckpointStaysMarked(t *testing.T) {
+	testenv.Simulated(t, func(t *testing.T) {
+		a := newAsked(t)
+		a.cucriu(0, "checkpoint 000001", "jobs", "stop", "train")
+		a.ends(85)
+		shards, err := filepath.Glob(filepath.Join(a.dir, "checkpoints", "000001", "cucriu-pages-*-0.img"))
+		if err != nil || len(shards) == 0 {
+			t.Fatal(shards, err)
+		}
+		flip(t, shards[0])
+		a.cucriu(0, "verified", "jobs", "list", "train") // nobody has read it
+		a.cucriu(1, "checksum mismatch", "jobs", "verify", "train")
+		a.cucriu(1, "(found 20", "jobs", "list", "train")
+		a.cucriu(1, `"damaged_at": "20`, "jobs", "list", "train", "--json")
+		a.cucriu(1, "damaged", "jobs", "show", "train")
+		a.is("damaged")
+		a.cucriu(1, "checksum mismatch", "verify", filepath.Join(a.dir, "checkpoints", "000001"))
+		flip(t, shards[0])
+		a.is("damaged")
+		a.cucriu(0, "is complete and undamaged", "verify", filepath.Join(a.dir, "checkpoints", "000001"))
+		a.cucriu(0, "checkpoint 000001 is intact", "jobs", "verify", "train")
+		a.cucriu(0, "verified", "jobs", "list", "train")
+		a.is("stopped by user")
+		a.run()
+		a.finish()
+	})
+}
+
+// TestAJobThatRunsIsNotRemoved, with its supervisor or without.
+func TestAJobThatRunsIsNotRemoved(t *testing.T) {
+	testenv.Simulated(t, func(t *testing.T) {
+		a := newAsked(t)
+		a.cucriu(0, "checkpoint 000001", "jobs", "checkpoint", "train")
+		_ = a.super.Process.Kill()
+		_ = a.super.Wait()
+		a.cucriu(3, "runs without a supervisor", "jobs", "rm", "train", "--yes")
+		if n := len(a.checkpoints()); n != 1 {
+			t.Errorf("%d checkpoints", n)
+		}
+		a.run()
+		a.finish()
+	})
+}
+
+// cudaPID returns the pid of the job's process that uses CUDA.
+func (a *asked) cudaPID() int {
+	a.t.Helper()
+	for _, init := range a.placeInits() {
+		tree, _ := proc.Tree(init)
+		for _, pid := range tree[min(1, len(tree)):] {
+			if held, err := a.Driver().ProcessMemory(a.t.Context(), pid); err == nil && len(held) > 0 {
+				return pid
+			}
+		}
+	}
+	a.t.Fatal("no process of the job uses CUDA")
+	return 0
+}
+
+// flip changes a byte of a file; the second time, back.
+func flip(t *testing.T, path string) {
+	t.Helper()
+	data, err := os.ReadFile(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	data[len(data)-1] ^= 1
+	if err := os.WriteFile(path, data, 0o600); err != nil {
+		t.Fatal(err)
+	}
+}
