@@ -1,8 +1,10 @@
 package jobs
 
 import (
+	"cmp"
 	"os"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"testing"
@@ -83,11 +85,13 @@ func TestADamagedCheckpointStaysMarked(t *testing.T) {
 		a := newAsked(t)
 		a.cucriu(0, "checkpoint 000001", "jobs", "stop", "train")
 		a.ends(85)
-		shards, err := filepath.Glob(filepath.Join(a.dir, "checkpoints", "000001", "cucriu-pages-*-0.img"))
+		shards, err := filepath.Glob(filepath.Join(a.dir, "checkpoints", "000001", "cucriu-pages-*-*-*.img"))
 		if err != nil || len(shards) == 0 {
 			t.Fatal(shards, err)
 		}
-		flip(t, shards[0])
+		shard := slices.MaxFunc(shards, func(a, b string) int { return cmp.Compare(size(a), size(b)) })
+		a.cucriu(0, "checkpoint 000001 is intact", "jobs", "verify", "train")
+		flip(t, shard)
 		a.cucriu(0, "verified", "jobs", "list", "train") // nobody has read it
 		a.cucriu(1, "checksum mismatch", "jobs", "verify", "train")
 		a.cucriu(1, "(found 20", "jobs", "list", "train")
@@ -95,7 +99,7 @@ func TestADamagedCheckpointStaysMarked(t *testing.T) {
 		a.cucriu(1, "damaged", "jobs", "show", "train")
 		a.is("damaged")
 		a.cucriu(1, "checksum mismatch", "verify", filepath.Join(a.dir, "checkpoints", "000001"))
-		flip(t, shards[0])
+		flip(t, shard)
 		a.is("damaged")
 		a.cucriu(0, "is complete and undamaged", "verify", filepath.Join(a.dir, "checkpoints", "000001"))
 		a.cucriu(0, "checkpoint 000001 is intact", "jobs", "verify", "train")
@@ -135,6 +139,14 @@ func (a *asked) cudaPID() int {
 	}
 	a.t.Fatal("no process of the job uses CUDA")
 	return 0
+}
+
+func size(path string) int64 {
+	info, err := os.Stat(path)
+	if err != nil {
+		return 0
+	}
+	return info.Size()
 }
 
 // flip changes a byte of a file; the second time, back.
