@@ -280,7 +280,7 @@ func (s *checkpointer) tidyUp() {
 	if err != nil || len(all) == 0 {
 		return
 	}
-	if newest := all[len(all)-1]; newest.Err == nil && !newest.Verified && s.verify(newest) != nil {
+	if newest := all[len(all)-1]; !newest.Damaged() && !newest.Verified && s.verify(newest) != nil {
 		return
 	}
 	s.prune()
