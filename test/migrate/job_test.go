@@ -149,6 +149,9 @@ func TestALongJobMovesThereAndBack(t *testing.T) {
 		j := startJob(t, p, p.A, "--keep", "2", "--files-limit=100M")
 		stop := j.watch()
 		j.move(p.A, p.B)
+		if !j.listed(p.A, "moved to ") {
+			t.Error("the source does not say that the job has moved")
+		}
 		p.B.Run("cucriu", "jobs", "checkpoint", "train")
 		p.B.Run("cucriu", "jobs", "verify", "train")
 		j.move(p.B, p.A)
