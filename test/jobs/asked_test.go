@@ -370,7 +370,7 @@ func TestAStoppedJobGoesOnFromItsLastCheckpoint(t *testing.T) {
 		a.cucriu(0, "checkpoint 000001", "jobs", "stop", "train")
 		ticks := a.job.Ticks()
 		a.ends(85)
-		a.is("preempted")
+		a.is("stopped by user")
 		a.cucriu(3, "does not run on this host", "jobs", "checkpoint", "train")
 		a.run()
 		a.job.WaitTicks(ticks[0] + 1)
