@@ -53,6 +53,7 @@ var walks = map[string][]step{
 		{line: "cucriu status"},
 		{line: "cucriu recover"},
 		{line: "cucriu inspect DIR"},
+		{line: "cucriu verify DIR"},
 		{line: "cucriu map -D DIR"},
 		{line: "cucriu gpus [-p PID]"},
 		{line: "cucriu state -p PID"},

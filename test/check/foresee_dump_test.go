@@ -43,12 +43,16 @@ func TestADirectoryThatADumpCannotUseIsForetold(t *testing.T) {
 			}
 			return strings.Join(names, "\n")
 		}
+		open := filepath.Join(dir, "open")
+		if err := errors.Join(os.Mkdir(open, 0o700), os.Chmod(open, 0o777)); err != nil {
+			t.Fatal(err)
+		}
 		before := tree()
 		for _, test := range []struct{ dir, says string }{
 			{full, "not empty"},
 			{file, "not a directory"},
 			{mount, "is a mount point"},
-			{filepath.Join(dir, "nowhere", "images"), "no such file"},
+			{filepath.Join(open, "nowhere", "images"), "could replace it"},
 			{filepath.Join(file, "images"), "is not a directory"},
 			{filepath.Join(readOnly, "images"), "read-only"},
 		} {
