@@ -70,15 +70,15 @@ func (f toFile) Fire(entry *logrus.Entry) error {
 	return err
 }
 
-// plain is the format for people: the program, the level if it is worth mentioning, the message, and
+// plain is the format for people: the program, whether it is a warning, the message, and
 // in parentheses what the message does not say.
 type plain struct{}
 
 func (plain) Format(entry *logrus.Entry) ([]byte, error) {
 	var line, more strings.Builder
 	line.WriteString("cucriu: ")
-	if entry.Level <= logrus.WarnLevel {
-		line.WriteString(entry.Level.String() + ": ")
+	if entry.Level == logrus.WarnLevel { // "error: " is what the command ends with
+		line.WriteString("warning: ")
 	}
 	line.WriteString(entry.Message)
 	for _, key := range slices.Sorted(maps.Keys(entry.Data)) {

@@ -184,7 +184,7 @@ func TestCommandRefuses(t *testing.T) {
 			{testenv.StatusUsage, "-o", []string{"dump", "-t", job.Root(), "-D", images, "-o", "a/b"}},
 			{testenv.StatusUsage, "ghost-limit", []string{"dump", "-t", job.Root(), "-D", images, "--ghost-limit", "lots"}},
 			{testenv.StatusRefused, "not empty", []string{"dump", "-t", job.Root(), "-D", full}},
-			{testenv.StatusRefused, "no such file", []string{"dump", "-t", job.Root(), "-D", "/nonexistent/images"}},
+			{testenv.StatusRefused, "not a directory", []string{"dump", "-t", job.Root(), "-D", filepath.Join(full, "precious", "images")}},
 			{testenv.StatusRefused, "criu", []string{"dump", "-t", job.Root(), "-D", images, "--criu", "/nonexistent/criu"}},
 			{testenv.StatusRefused, "99999", []string{"dump", "-t", "99999", "-D", images}},
 			{testenv.StatusRefused, "no such file", []string{"restore", "-D", images}},
