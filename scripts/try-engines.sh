@@ -23,8 +23,8 @@ make_debian() {
 		debootstrap --variant=minbase "$1" "$debian" "$("$repo/scripts/debian-mirror.sh" | head -1)" >&2
 		printf '#!/bin/sh\nexit 101\n' >"$debian/usr/sbin/policy-rc.d" # no daemon is started by its package
 		chmod 0755 "$debian/usr/sbin/policy-rc.d"
-		unshare --mount --pid --fork --mount-proc="$debian/proc" chroot "$debian" sh -c 'apt-get update -qq &&
-			DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends podman runc crun criu procps iproute2 util-linux zstd' >&2
+		unshare --mount --pid --fork --mount-proc="$debian/proc" chroot "$debian" sh -c 'apt-get update -qq -o Acquire::Check-Valid-Until=false &&
+			DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends podman runc crun criu $(apt-cache pkgnames libcriu2) procps iproute2 util-linux zstd' >&2
 		touch "$debian/made"
 	fi
 	if [[ $1 == bookworm && ! -L $debian/usr/local/sbin/criu ]]; then # its criu is 3.17
@@ -80,16 +80,16 @@ inside_host() {
 	if [[ -d /etc/containers ]]; then
 		printf '%s\n' '[containers]' 'pids_limit = 0' '[engine]' 'runtime = "runc"' 'cgroup_manager = "cgroupfs"' 'events_logger = "file"' >/etc/containers/containers.conf
 	fi
-	configure /usr/libexec/cucriu/cucriu-hook
+	mkdir -p /etc/criu /etc/cucriu /usr/lib/cucriu/criu-plugins
 	touch "/wire/$name.ready"
 	exec sleep infinity
 }
 
-# configure HOOK: as the page has it, and what this machine needs.
+# configure HOST FILE: names the hook in that file, as the page has it; with it, what this machine needs.
 configure() {
-	mkdir -p /etc/criu /etc/cucriu /usr/lib/cucriu/criu-plugins
-	printf 'action-script %s\nlibdir /usr/lib/cucriu/criu-plugins\nmanage-cgroups=ignore\n' "$1" >/etc/criu/runc.conf
-	have iptables-restore || printf 'network-lock skip\n' >/etc/criu/default.conf
+	on "$1" "rm -f /etc/criu/*.conf
+		printf 'action-script $hook\nlibdir /usr/lib/cucriu/criu-plugins\nmanage-cgroups=ignore\n' >/etc/criu/$2
+		command -v iptables-restore >/dev/null || echo network-lock skip >>/etc/criu/default.conf"
 }
 
 # start_host NAME
@@ -148,7 +148,7 @@ bundle() {
 		  "env": ["PATH=/", "CUDASIM_ROOT=$nvidia", "LD_LIBRARY_PATH=$library_path"]},
 		 "root": {"path": "$rootfs"},
 		 "mounts": [$mounts],
-		 "linux": {"cgroupsPath": "/$group/$2", "resources": {"devices": [{"allow": true, "access": "rwm"}]},
+		 "linux": {"cgroupsPath": "/$group-$2", "resources": {"devices": [{"allow": true, "access": "rwm"}]},
 		  "namespaces": [{"type": "pid"}, {"type": "mount"}, {"type": "ipc"}, {"type": "uts"}, {"type": "network"}]}}
 	END
 }
@@ -157,7 +157,7 @@ bundle() {
 
 run() { # HOST NAME ARG...: starts a container with the workload
 	if [[ $engine == podman ]]; then
-		podman_run "$1" "$2" "--volume $nvidia:$nvidia" "${@:3}"
+		podman_run "$1" "$2" "--volume $nvidia:$nvidia --device-cgroup-rule 'c *:* rwm'" "${@:3}"
 	else
 		bundle "$@"
 		quietly "$1" "run --detach --bundle $srv/$2 $2"
@@ -256,8 +256,9 @@ eventually() { # SECONDS COMMAND...
 counts() {
 	local from=${3:-}
 	[[ $from ]] || from=$(tick_of "$1" "$2")
-	if ! eventually 60 beyond "$1" "$2" $((${from:-0} + 3)); then
+	if ! eventually "${limit:-60}" beyond "$1" "$2" $((${from:-0} + 3)); then
 		printf 'the job does not count further than %s: %s\n' "$from" "$(status "$1" "$2")"
+		[[ $engine != podman ]] || on "$1" "podman ps --all; podman logs $2" || true
 		return 1
 	fi
 	status "$1" "$2" | grep -q '"bad": *0' || { status "$1" "$2"; return 1; }
@@ -374,6 +375,7 @@ no_beside() {
 # started: the first container is on the first GPU, the second, where there are two, on the second.
 started() {
 	local name gpu=0
+	[[ $engine != podman ]] || podman_image || return
 	for name in "${names[@]}"; do
 		run a "$name" --mib 8 --gpus "$((gpu++))" && counts a "$name" 0 || return
 	done
@@ -403,14 +405,21 @@ try_engine() {
 	title="$engine $version, $release, cgroup v$cgroup"
 	say "$title, CRIU $criu, driver $driver, cucriu $(on a "cucriu version" | cut -d' ' -f2)"
 	: >"$dir/why"
-	use_map a
-	[[ $release == here ]] || use_map b
-	mapfile -t uuids < <(on a "cucriu gpus --json" | sed -n 's/.*"uuid": "\(GPU-[^"]*\)".*/\1/p' | awk '!seen[$0]++')
 	names=(c0)
-	if ((${#uuids[@]} > 1)); then names+=(c1); fi
-	if [[ $engine == podman ]]; then podman_image >&2; fi
+	local host conf=runc.conf
+	for host in "${hosts[@]}"; do use_map "$host"; done
+	mapfile -t uuids < <(on a "cucriu gpus --json" | sed -n 's/.*"uuid": "\(GPU-[^"]*\)".*/\1/p' | awk '!seen[$0]++')
+	if [[ $engine != crun ]] || on a "grep -q /etc/criu/runc.conf \$(command -v crun)"; then
+		if ((${#uuids[@]} > 1)); then names+=(c1); fi
+	else
+		# CRIU then restores control groups, too. With v1 beside v2, it gives each container the CPUs exclusively, and fails on the second.
+		conf=default.conf fault="crun reads no runc.conf: where v1 lies beside v2, one container only"
+	fi
+	for host in "${hosts[@]}"; do
+		configure "$host" "$conf"
+	done
 	if ! steps; then
-		fault=$(whose) || { fault="unexplained"; touch "$failed"; }
+		fault=$(whose) || { fault=unexplained && touch "$failed"; }
 	fi
 	printf '| %s %s | %s | %s | v%s' "$engine" "$version" "$release" "$criu" "$cgroup" >>"$rows"
 	for step in "leave running" checkpoint "GPU map" move; do
@@ -523,12 +532,13 @@ own_dev() {
 inside() {
 	mount --make-rprivate /
 	declare -gA first
-	driver=simulated srv=/srv/try nvidia=/run/nvidia rootfs=/srv/try/rootfs
+	declare -ga hosts=(a b)
+	driver=simulated srv=/srv/try nvidia=/run/nvidia rootfs=/srv/try/rootfs hook=/usr/libexec/cucriu/cucriu-hook
 	config="version: 1
 driver: {library: $sim/libcuda.so.1, root: $nvidia}"
 	if [[ $release == here ]]; then
-		srv=$dir/a/srv nvidia=$dir/a/sim rootfs=$dir/rootfs config="version: 1"
-		mkdir -p "$srv" /etc/criu /etc/cucriu
+		srv=$dir/a/srv nvidia=$dir/a/sim rootfs=$dir/rootfs config="version: 1" hosts=(a)
+		mkdir -p "$srv" /etc/criu /etc/cucriu /usr/lib/cucriu/criu-plugins
 		mount -t tmpfs tmpfs /etc/criu
 		mount -t tmpfs tmpfs /etc/cucriu
 		umount --lazy /sys/fs/cgroup 2>/dev/null || true
@@ -538,9 +548,7 @@ driver: {library: $sim/libcuda.so.1, root: $nvidia}"
 		else
 			eval "$("$sim/cudasim-run" --gpus 2 --root "$nvidia" 2>/dev/null)"
 		fi
-		local hook=/usr/libexec/cucriu/cucriu-hook
 		[[ -x $hook ]] || hook=$(dirname "$(type -P cucriu)")/cucriu-hook
-		configure "$hook"
 		make_rootfs
 	else
 		make_rootfs
@@ -565,8 +573,8 @@ driver: {library: $sim/libcuda.so.1, root: $nvidia}"
 remove_groups() {
 	local group=/${dir##*/}
 	# shellcheck disable=SC2016 # the shell inside expands it
-	unshare --mount bash -c 'find /sys/fs/cgroup/*"$1" -depth -type d -exec rmdir {} + 2>/dev/null
-		mount -t cgroup2 cgroup2 /mnt && find "/mnt$1" -depth -type d -exec rmdir {} + 2>/dev/null' bash "$group" || true
+	unshare --mount bash -c 'find /sys/fs/cgroup/*"$1"* -depth -type d -exec rmdir {} + 2>/dev/null
+		mount -t cgroup2 cgroup2 /mnt && find "/mnt$1"* -depth -type d -exec rmdir {} + 2>/dev/null' bash "$group" || true
 }
 
 exec 3>&1
