@@ -35,7 +35,7 @@ for scripts_of in torch programs; do
 	cp "test/workload/$scripts_of/"*.py "$new/test/workload/$scripts_of/"
 done
 mkdir "$new/scripts"
-for script in common demo try-{names,preemption,pause,overhead,runc}; do
+for script in common demo clean-exec try-{common,engines,names,preemption,pause,overhead}; do
 	cp "scripts/$script.sh" "$new/scripts/"
 done
 if [[ -d configs ]]; then

@@ -8,7 +8,7 @@
 # not in everything:
 #   run.sh bench [FLAGS]         the benchmark (--help)
 #   run.sh long                  long jobs: what a checkpoint costs, and preemptions (try-*.sh); needs 40 GiB on the disk
-#   run.sh runc                  a container checkpointed and restored by runc (try-runc.sh)
+#   run.sh engines               containers checkpointed and restored by runc, swapped between two GPUs where there are two (try-engines.sh)
 #   run.sh cuda-checkpoint       cucriu's cuda-checkpoint: its command line, and criu's own CUDA plugin with it
 #   run.sh names                 two long jobs side by side, and torchrun restored at once (try-names.sh)
 #   run.sh migrate [TEST REGEX]  migration between two of the GPUs; CUCRIU_TEST_SIZES="1024 16384": pauses for so many MiB
@@ -74,9 +74,9 @@ if [[ $what == long ]]; then
 		rm -rf "$out/$try/job"
 	done
 fi
-if [[ $what == runc ]]; then
-	echo "=== runc"
-	PATH=$here/bin:${criu%/*}:$(dirname "${criu%/*}")/runc:$PATH scripts/try-runc.sh 2>&1 | tee "$out/runc.log"
+if [[ $what == engines ]]; then
+	echo "=== engines"
+	PATH=$here/bin:${criu%/*}:$(dirname "${criu%/*}")/runc:$PATH scripts/try-engines.sh runc here 2>&1 | tee "$out/engines.log"
 	((PIPESTATUS[0] == 0)) || failed=1
 fi
 if [[ $what == cuda-checkpoint ]]; then

@@ -82,7 +82,8 @@ inside_host() {
 	fi
 	mkdir -p /etc/criu /etc/cucriu /usr/lib/cucriu/criu-plugins
 	touch "/wire/$name.ready"
-	exec sleep infinity
+	sleep infinity &
+	wait # the first process reaps
 }
 
 # configure HOST FILE: names the hook in that file, as the page has it; with it, what this machine needs.
@@ -108,7 +109,7 @@ on() {
 	if [[ $release != here ]]; then
 		enter=(nsenter --target "${first[$1]}" --all /usr/bin/env -i PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin HOME=/root)
 	fi
-	"${enter[@]}" timeout 120 bash -o pipefail -c "$2"
+	"${enter[@]}" timeout 120 bash -o pipefail -c "$2" 3>&-
 }
 
 state() { :; }
@@ -303,7 +304,7 @@ ended() {
 
 # refused_dump: a checkpoint that the driver refuses, whose job runs on.
 refused_dump() {
-	run a managed --mib 8 --managed && counts a managed 0 || return
+	run a managed --mib "$mib" --managed && counts a managed 0 || return
 	if checkpoint a managed >"$dir/said" 2>&1; then
 		echo "managed memory is checkpointed"
 		return 1
@@ -321,13 +322,16 @@ refused_restore() {
 	grep -q GPU-11111111 "$dir/outcome" || { cat "$dir/outcome"; return 1; }
 }
 
-# said WHAT: notes what the user sees of a refusal.
+# said WHAT: notes what the user sees of a refusal: the hook's reason, or where CRIU's log is.
 said() {
-	local text how=shown
-	grep -q 'cucriu-hook' "$dir/said" || how="in CRIU's log"
-	text=$(grep -m1 cucriu-hook "$dir/said" || grep -m1 "criu failed" "$dir/said" || head -1 "$dir/said")
-	refusal=$how
-	printf '%s: %s refused, %s: %s\n' "$title" "$1" "$how" "$(cut -c -300 <<<"$text")" >>"$texts"
+	local text
+	if text=$(grep -m1 'Error (cucriu-hook)' "$dir/said"); then
+		refusal+=("shown")
+	else
+		text=$(grep -m1 "criu failed" "$dir/said" || head -1 "$dir/said")
+		refusal+=("in the log")
+	fi
+	printf '%s: %s refused: %s\n' "$title" "$1" "$(cut -c -300 <<<"$text")" >>"$texts"
 }
 
 # mapped: restored on each other's GPU, or a single one on the next.
@@ -377,7 +381,7 @@ started() {
 	local name gpu=0
 	[[ $engine != podman ]] || podman_image || return
 	for name in "${names[@]}"; do
-		run a "$name" --mib 8 --gpus "$((gpu++))" && counts a "$name" 0 || return
+		run a "$name" --mib "$mib" --gpus "$((gpu++))" && counts a "$name" 0 || return
 	done
 }
 
@@ -385,7 +389,12 @@ steps() {
 	attempt start started && attempt "check -t" no_beside && attempt "leave running" left_running && attempt "refused checkpoint" refused_dump &&
 		attempt checkpoint ended && attempt "refused restore" refused_restore && attempt "GPU map" mapped || return
 	if [[ $release != here ]]; then
-		if [[ $engine == podman ]]; then attempt move podman_moves; else attempt move moved; fi
+		if [[ $engine != podman ]]; then
+			attempt move moved
+			return
+		fi
+		attempt move podman_moves || return
+		if [[ -e build/image/cucriu.tar ]]; then attempt "image of cucriu" hosted; fi
 	fi
 }
 
@@ -393,6 +402,7 @@ steps() {
 whose() {
 	case $(cat "$dir/why") in
 	*"unknown command checkpoint"*) echo "Debian: crun is built without CRIU" ;;
+	*devices.allow*) echo "crun: it sets device rules of v1 in a group that has a child already, its own" ;;
 	*) return 1 ;;
 	esac
 }
@@ -425,7 +435,7 @@ try_engine() {
 	for step in "leave running" checkpoint "GPU map" move; do
 		printf ' | %s' "${row[$step]:--}" >>"$rows"
 	done
-	printf ' | %s | %s |\n' "${refusal:--}" "$fault" >>"$rows"
+	printf ' | %s | %s | %s |\n' "${refusal[0]:--}" "${refusal[1]:--}" "$fault" >>"$rows"
 }
 
 # podman_image makes the container image, and takes it to the other host.
@@ -515,11 +525,29 @@ podman_moves() (
 	own_dev b 1
 	podman_run a train "--interactive --volume $nvidia:$nvidia --volume /gpu:/dev --volume /gpu:$nvidia/dev --device-cgroup-rule 'c *:* rwm'" --mib 8
 	counts a train 0 || stop "no start"
-	first=$(uuid_of a train)
 	move a b
 	[[ $(uuid_of b train) == $(on b "cucriu gpus --json" | sed -n 's/.*"uuid": "\(GPU-[^"]*\)".*/\1/p' | awk '!seen[$0]++' | sed -n 2p) ]] || stop "it is not on GPU 1 of host b"
 	say "$title: it was on GPU 0 of host a, and is on GPU 1 of host b, whose node it sees there" >&3
 	forget b train
+)
+
+# hosted: a job of the host, dumped and restored by a container of cucriu's own image, as the page has it; it outlives the container.
+hosted() (
+	local job=$srv/hosted status=$dir/a/srv/hosted/status from
+	tick() { sed -n 's/.*"tick": *\([0-9]*\).*/\1/p' "$status" 2>/dev/null; }
+	# shellcheck disable=SC2317 # eventually runs it
+	further() { (($(tick) + 0 > $1 + 3)); }
+	in_container() { on a "podman run --rm --privileged --pid=host --network=host --cgroupns=host --env CUDASIM_ROOT=$nvidia --env LD_LIBRARY_PATH=$sim localhost/cucriu $*"; }
+	on a "podman load -i $repo/build/image/cucriu.tar && mkdir $job &&
+		{ CUDASIM_ROOT=$nvidia LD_LIBRARY_PATH=$sim setsid $repo/build/workload/cudawork --dir $job --mib 8 </dev/null >/dev/null 2>&1 & echo \$! >$job/pid; }"
+	eventually 30 further 0 || exit
+	from=$(tick)
+	in_container dump -t "$(cat "$dir/a/srv/hosted/pid")" -D "$job/image" || exit
+	in_container restore -D "$job/image" || exit
+	eventually 30 further "$from" || exit
+	grep -q '"bad": *0' "$status" || exit
+	say "$title: a container of the image has dumped a job of the host at $from and restored it: at $(tick)" >&3
+	on a "touch $job/stop"
 )
 
 # own_dev HOST N: makes a directory with the nodes for a container, as the page has it.
@@ -533,7 +561,7 @@ inside() {
 	mount --make-rprivate /
 	declare -gA first
 	declare -ga hosts=(a b)
-	driver=simulated srv=/srv/try nvidia=/run/nvidia rootfs=/srv/try/rootfs hook=/usr/libexec/cucriu/cucriu-hook
+	driver=simulated mib=8 srv=/srv/try nvidia=/run/nvidia rootfs=/srv/try/rootfs hook=/usr/libexec/cucriu/cucriu-hook
 	config="version: 1
 driver: {library: $sim/libcuda.so.1, root: $nvidia}"
 	if [[ $release == here ]]; then
@@ -544,7 +572,7 @@ driver: {library: $sim/libcuda.so.1, root: $nvidia}"
 		umount --lazy /sys/fs/cgroup 2>/dev/null || true
 		mount -t cgroup2 cgroup2 /sys/fs/cgroup || fail "no cgroup2 can be mounted"
 		if cucriu gpus >/dev/null 2>&1; then
-			driver=$(sed -n '1s/.*  \([0-9.]*\)  .*/NVIDIA \1/p' /proc/driver/nvidia/version)
+			mib=512 driver=$(sed -n '1s/.*  \([0-9.]*\)  .*/NVIDIA \1/p' /proc/driver/nvidia/version)
 		else
 			eval "$("$sim/cudasim-run" --gpus 2 --root "$nvidia" 2>/dev/null)"
 		fi
@@ -559,11 +587,11 @@ driver: {library: $sim/libcuda.so.1, root: $nvidia}"
 	local engine
 	for engine in "$@"; do
 		(
-			oci=$engine
+			oci=$engine group+=-$engine
 			if [[ $release == here ]]; then oci="$engine --root $dir/state"; fi
 			trap 'for name in c0 c1 managed train; do forget a "$name" >/dev/null 2>&1 || true; done' EXIT
 			declare -A row=() before=() gpu_of=() to=()
-			refusal=
+			refusal=()
 			try_engine
 		)
 	done
@@ -583,7 +611,7 @@ if [[ ${1:-} == --host ]]; then
 	inside_host
 elif [[ ${1:-} == --inside ]]; then
 	dir=$2 release=$3 cgroup=$4
-	group=${dir%/*} group=${group##*/} rows=${dir%/*}/rows texts=${dir%/*}/texts failed=${dir%/*}/failed
+	group=${dir%/*} group=${group##*/}-${dir##*/} rows=${dir%/*}/rows texts=${dir%/*}/texts failed=${dir%/*}/failed
 	inside "${@:5}"
 	exit
 fi
@@ -625,8 +653,8 @@ done
 cat - "$dir/rows" <<END
 
 $(uname -sr), $(date -u +%F)
-| engine | release | CRIU | cgroup | leave running | checkpoint | restore, GPU map | move | a refusal | if not, whose fault |
-|---|---|---|---|---|---|---|---|---|---|
+| engine | release | CRIU | cgroup | leave running | checkpoint | restore, GPU map | move | refused checkpoint: reason | refused restore: reason | whose fault |
+|---|---|---|---|---|---|---|---|---|---|---|
 END
 printf '\n'
 cat "$dir/texts"

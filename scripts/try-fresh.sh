@@ -125,7 +125,7 @@ try_package() {
 	cp build/package/*.deb "$root/work/cucriu.deb"
 	mkdir -p "$root/work/try/scripts" "$root/work/try/build" "$root/work/criu"
 	cp -r build/cudasim build/workload "$root/work/try/build/"
-	cp scripts/{try-runc,common}.sh "$root/work/try/scripts/"
+	cp scripts/{try-engines,try-common,common,clean-exec}.sh "$root/work/try/scripts/"
 	UNPACKED=$(dirname "$(scripts/provide-criu.sh --unpacked)")/root scripts/relocate.sh "$root/work/criu" usr/sbin/criu /work/criu # Debian 12 has 3.17
 	inside apt-get update -qq
 	inside apt-get install -y -qq --no-install-recommends /work/cucriu.deb runc man-db >/dev/null
@@ -139,7 +139,7 @@ try_package() {
 		source /usr/share/bash-completion/completions/cucriu
 		cucriu completion bash | cmp - /usr/share/bash-completion/completions/cucriu
 	'
-	inside env PATH=/work/criu:/usr/sbin:/usr/bin:/sbin:/bin /work/try/scripts/try-runc.sh
+	inside env PATH=/work/criu:/usr/sbin:/usr/bin:/sbin:/bin /work/try/scripts/try-engines.sh runc here
 	inside env PATH=/work/criu:/usr/sbin:/usr/bin:/sbin:/bin bash -euc "$upgrade"
 	inside dpkg --remove cucriu >/dev/null
 	inside bash -euc '
