@@ -287,6 +287,7 @@ attempt() {
 	row[$1]=no
 	cat "$dir/out" >>"$dir/why"
 	say "$title: $1: does not work: $(grep -v '^[[:space:]]*$' "$dir/out" | tail -n 3 | cut -c -400)"
+	grep -hE "Error \(" "$dir"/a/srv/*/image/{dump,restore}.log 2>/dev/null | tail -n 8 || true
 	return 1
 }
 
@@ -334,12 +335,17 @@ said() {
 	printf '%s: %s refused: %s\n' "$title" "$1" "$(cut -c -300 <<<"$text")" >>"$texts"
 }
 
-# mapped: restored on each other's GPU, or a single one on the next.
+# mapped: two containers are restored on each other's GPU, a single one on another if there is one.
 mapped() {
-	local name map=()
+	local name other map=()
 	for name in "${names[@]}"; do
-		to[$name]=${uuids[0]}
-		if [[ ${gpu_of[$name]} == "${uuids[0]}" ]]; then to[$name]=${uuids[1]:-${uuids[0]}}; fi
+		to[$name]=${gpu_of[$name]}
+		for other in "${gpu_of[@]}" "${uuids[@]}"; do
+			if [[ $other != "${gpu_of[$name]}" ]]; then
+				to[$name]=$other
+				break
+			fi
+		done
 		map+=("${gpu_of[$name]}" "${to[$name]}")
 	done
 	use_map a "${map[@]}"
@@ -531,20 +537,22 @@ podman_moves() (
 	forget b train
 )
 
-# hosted: a job of the host, dumped and restored by a container of cucriu's own image, as the page has it; it outlives the container.
+# hosted: a job of the host, dumped and restored by a container of cucriu's own image, as the page has it; it outlives the container, which Podman's
+# monitor keeps as long as the job, its child.
 hosted() (
 	local job=$srv/hosted status=$dir/a/srv/hosted/status from
 	tick() { sed -n 's/.*"tick": *\([0-9]*\).*/\1/p' "$status" 2>/dev/null; }
 	# shellcheck disable=SC2317 # eventually runs it
 	further() { (($(tick) + 0 > $1 + 3)); }
-	in_container() { on a "podman run --rm --privileged --pid=host --network=host --cgroupns=host --env CUDASIM_ROOT=$nvidia --env LD_LIBRARY_PATH=$sim localhost/cucriu $*"; }
+	in_container() { on a "podman run $1 --privileged --pid=host --network=host --cgroupns=host --env CUDASIM_ROOT=$nvidia --env LD_LIBRARY_PATH=$sim localhost/cucriu ${*:2}"; }
 	on a "podman load -i $repo/build/image/cucriu.tar && mkdir $job &&
 		{ CUDASIM_ROOT=$nvidia LD_LIBRARY_PATH=$sim setsid $repo/build/workload/cudawork --dir $job --mib 8 </dev/null >/dev/null 2>&1 & echo \$! >$job/pid; }"
 	eventually 30 further 0 || exit
 	from=$(tick)
-	in_container dump -t "$(cat "$dir/a/srv/hosted/pid")" -D "$job/image" || exit
-	in_container restore -D "$job/image" || exit
-	eventually 30 further "$from" || exit
+	in_container --rm dump -t "$(cat "$dir/a/srv/hosted/pid")" -D "$job/image" || exit
+	in_container "--detach --name restore" restore -D "$job/image" && eventually 30 further "$from" || exit
+	from=$(tick)
+	on a "podman rm --force --time 0 restore" && eventually 30 further "$from" || exit
 	grep -q '"bad": *0' "$status" || exit
 	say "$title: a container of the image has dumped a job of the host at $from and restored it: at $(tick)" >&3
 	on a "touch $job/stop"
