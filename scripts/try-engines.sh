@@ -287,7 +287,7 @@ attempt() {
 	row[$1]=no
 	cat "$dir/out" >>"$dir/why"
 	say "$title: $1: does not work: $(grep -v '^[[:space:]]*$' "$dir/out" | tail -n 3 | cut -c -400)"
-	grep -hE "Error \(" "$dir"/a/srv/*/image/{dump,restore}.log 2>/dev/null | tail -n 8 || true
+	if [[ $release == here ]]; then grep -hE "Error \(" "$dir"/a/srv/c*/image/{dump,restore}.log 2>/dev/null | tail -n 8 || true; fi
 	return 1
 }
 
