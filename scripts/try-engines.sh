@@ -4,7 +4,7 @@
 # trixie, sid or here; without them, all but here. Of each release the script makes a root (by debootstrap, once, build/engines-RELEASE), and
 # from it two hosts in namespaces of their own, with control groups v2, and v1 where this machine has it; each has two simulated GPUs.
 # here is this machine, with the engine, criu and cucriu of its PATH, and NVIDIA's driver if there is one. Nothing is left running. It fails if
-# what does not work is unexplained. --keep keeps the directory with all logs. Needs root. Build first: make build sim workload tools
+# what does not work is unexplained. --keep keeps the directory with all logs. Needs root. Build first: make build sim workload tools image
 set -euo pipefail
 . "$(dirname "${BASH_SOURCE[0]}")/common.sh"
 . "$repo/scripts/try-common.sh"
