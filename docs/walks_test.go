@@ -131,7 +131,9 @@ var walks = map[string][]step{
 		{section: "4. Restore there", by: "TestAContainerMovesAsThePageSays"},
 		{section: "5. Clean up", by: "TestAContainerMovesAsThePageSays"},
 		{section: "If it fails there", by: "TestAContainerThatCannotGoThereGoesOnHere"},
-		{section: "With Podman", by: "scripts/try-podman.sh"},
+		{section: "With Podman", by: "scripts/try-engines.sh"},
+		{section: "Engines", by: "scripts/try-engines.sh"},
+		{section: "Run cucriu from a container", by: "scripts/try-engines.sh"},
 	},
 	"schedulers.md": {
 		{section: "systemd", by: "scripts/try-systemd.sh"},
