@@ -33,8 +33,8 @@ func NewPartial(dir string, needed func(partial string) bool) (string, error) {
 		return "", err
 	}
 	partial := dir + partialInfix + strconv.Itoa(os.Getpid())
-	if err := os.Mkdir(partial, 0o700); err != nil {
-		return "", fmt.Errorf("image directory: %w", err)
+	if err := unix.Mkdir(partial, 0o700); err != nil {
+		return "", fault.New(fmt.Sprintf("no directory can be made in %s: %v", filepath.Dir(dir), err), "name an image directory elsewhere")
 	}
 	return partial, nil
 }
@@ -167,8 +167,8 @@ func Publish(partial, dir string) error {
 	if err := durable.SyncTree(context.Background(), partial); err != nil {
 		return fmt.Errorf("image directory: %w", err)
 	}
-	if err := os.Rename(partial, dir); err != nil {
-		return fmt.Errorf("image directory: %w", err)
+	if err := unix.Rename(partial, dir); err != nil { // os.Rename refuses to replace an empty directory
+		return fmt.Errorf("image directory %s: %w", dir, err)
 	}
 	return durable.Sync(filepath.Dir(dir))
 }

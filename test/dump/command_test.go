@@ -25,6 +25,9 @@ func TestCommandDumpAndRestore(t *testing.T) {
 		host := testenv.NewHost(t, 2)
 		job := host.Start(2, "--procs", "2", "--gpus", "0,1", "--spin", "stream-sync")
 		images := testenv.NewImages(t)
+		if err := os.Mkdir(images, 0o777); err != nil { // an empty directory is as good as none
+			t.Fatal(err)
+		}
 		out := testenv.Exits(t, host, 0, "dump", "-t", job.Root(), "-D", images, "--timeline")
 		testenv.Eventually(t, testenv.Soon, "the job has ended", func() bool { return !job.Alive() })
 		if host.LastOutcome() != "dumped" {
