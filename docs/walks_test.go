@@ -75,7 +75,7 @@ var walks = map[string][]step{
 		{line: "cucriu map -D images"},
 		{line: "cucriu restore -D images"},
 		{line: "cucriu suspend -p $(cat job.pid)"},
-		{line: "cucriu resume -p $(cat job.pid) --map '{from: {index: 0}, to: {index: 1}}'"},
+		{line: "cucriu resume -p $(cat job.pid) --map 0=1"},
 		{line: "mkdir images-2"},
 		{line: "criu dump -t $(cat job.pid) -D images-2 --shell-job --action-script /usr/libexec/cucriu/cucriu-hook"},
 		{line: "criu restore -D images-2 --shell-job --action-script /usr/libexec/cucriu/cucriu-hook -d"},

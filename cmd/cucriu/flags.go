@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -15,7 +16,11 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"cucriu/cudackpt"
+	"cucriu/hooks"
+	"cucriu/hooks/config"
 	"cucriu/hooks/preflight"
+	"cucriu/internal/gpumap"
 	"cucriu/internal/inspect"
 	"cucriu/internal/proc"
 	"cucriu/internal/units"
@@ -62,6 +67,41 @@ func pidFlag(cmd *cobra.Command, to *int, name, short, usage string) {
 		return err
 	}}, name, short, usage)
 	completePID(cmd, name)
+}
+
+// mapFlag adds an option for pairs of GPUs. [useMap] puts them in place of those of the configuration.
+func mapFlag(cmd *cobra.Command, to *[]config.Rule) {
+	cmd.Flags().Var(&value{kind: "FROM=TO", set: func(text string) error {
+		rule, err := parseRule(text)
+		*to = append(*to, rule)
+		if err != nil { // the flag says already that its argument is invalid
+			err = errors.New(strings.Replace(err.Error(), cudackpt.ErrInvalidArgument.Error()+": ", "", 1))
+		}
+		return err
+	}}, "map", "a GPU of the image and the one here that replaces it, each by index, UUID or PCI address; may be repeated; replaces gpus.map of the configuration")
+}
+
+// parseRule reads a pair as FROM=TO, or as in the configuration.
+func parseRule(text string) (config.Rule, error) {
+	if !strings.HasPrefix(text, "{") {
+		return gpumap.ParseRule(text)
+	}
+	cfg, err := config.Parse("", []byte("version: 1\ngpus:\n  map: ["+text+"]\n"))
+	if wrong := new(config.Error); errors.As(err, &wrong) {
+		err = errors.New(wrong.Cause)
+	}
+	if err != nil || len(cfg.GPUs.Map) != 1 {
+		return config.Rule{}, cmp.Or(err, errors.New("expected one pair"))
+	}
+	rule := cfg.GPUs.Map[0]
+	rule.Line = 0
+	return rule, nil
+}
+
+func useMap(hook *hooks.Hook, pairs []config.Rule) {
+	if len(pairs) > 0 {
+		hook.Config.GPUs.Map = pairs
+	}
 }
 
 // pidsFlag adds the option of the commands that work on processes.

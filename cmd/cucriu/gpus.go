@@ -14,6 +14,7 @@ import (
 
 	"cucriu/cudackpt"
 	"cucriu/hooks"
+	"cucriu/hooks/config"
 	"cucriu/hooks/preflight"
 	"cucriu/internal/gpumap"
 	"cucriu/internal/image"
@@ -189,6 +190,7 @@ func (x gpuIndex) of(uuid cudackpt.UUID) int {
 
 func mapCommand() *cobra.Command {
 	var dir string
+	var pairs []config.Rule
 	var uuids bool
 	cmd := &cobra.Command{
 		Use:   "map",
@@ -197,12 +199,12 @@ func mapCommand() *cobra.Command {
 The plan is the one a restore would use, made from the image's manifest, this
 host's GPUs and the configuration. Nothing is restored or changed. IMAGE is the
 position of a GPU among those that the job could see, HERE its index in cucriu
-gpus: the values of index in the configuration.
+gpus: the values of index in the configuration, and of --map IMAGE=HERE.
 
 The exit status is 3 if the restore would be refused: the map cannot be satisfied,
 the driver version differs, a GPU has too little free memory, or the manifest is
 damaged.`,
-		Example: "  cucriu map -D /var/lib/images/job1",
+		Example: "  cucriu map -D /var/lib/images/job1\n  cucriu map -D /var/lib/images/job1 --map 0=1",
 		Args:    noArguments,
 		RunE: withHook(func(cmd *cobra.Command, hook *hooks.Hook, _ []string) error {
 			if dir == "" {
@@ -218,6 +220,7 @@ damaged.`,
 			if err != nil {
 				return preflight.AsRefusal(err)
 			}
+			useMap(hook, pairs)
 			driver, err := hook.OpenDriver()
 			if err != nil {
 				return preflight.AsRefusal(err)
@@ -230,6 +233,7 @@ damaged.`,
 		}),
 	}
 	folderFlag(cmd, &dir, "images-dir", "D", "the image directory (default: this one)")
+	mapFlag(cmd, &pairs)
 	jsonFlag(cmd)
 	uuidFlag(cmd, &uuids)
 	return cmd

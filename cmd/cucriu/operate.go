@@ -5,7 +5,6 @@ import (
 	"fmt"
 	"io"
 	"strconv"
-	"strings"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -154,7 +153,7 @@ running.`,
 func resumeCommand() *cobra.Command {
 	var force bool
 	var processes []int
-	var pairs []string
+	var pairs []config.Rule
 	cmd := &cobra.Command{
 		Use:   "resume -p PID",
 		Short: "Resume processes that were suspended, from whatever state they are in",
@@ -162,16 +161,10 @@ func resumeCommand() *cobra.Command {
 Processes that were suspended together are resumed together. They are restored to the
 GPUs that the configuration or, instead of it, --map maps theirs to; without either,
 to their own. If a GPU lacks the memory, nothing is changed.`,
-		Example: "  cucriu resume -p 4711\n  cucriu resume -p 4711 --map '{from: {index: 0}, to: {index: 1}}'",
+		Example: "  cucriu resume -p 4711\n  cucriu resume -p 4711 --map 0=1",
 		Args:    noArguments,
 		RunE: withHook(func(cmd *cobra.Command, hook *hooks.Hook, _ []string) error {
-			if len(pairs) > 0 { // in the syntax of the configuration file
-				cfg, err := config.Parse("--map", []byte("version: 1\ngpus:\n  map:\n  - "+strings.Join(pairs, "\n  - ")+"\n"))
-				if err != nil {
-					return usageError{err}
-				}
-				hook.Config.GPUs.Map = cfg.GPUs.Map
-			}
+			useMap(hook, pairs)
 			var resumed []hooks.Status
 			err := atSignal(cmd, say, "a resume that has begun is not interrupted: it continues until the processes run or it fails", func() (err error) {
 				resumed, err = checkpoint.Resume(cmd.Context(), hook, processes, force)
@@ -188,7 +181,7 @@ to their own. If a GPU lacks the memory, nothing is changed.`,
 		}),
 	}
 	pidsFlag(cmd, &processes)
-	cmd.Flags().StringArrayVar(&pairs, "map", nil, "a pair as in gpus.map of the configuration, which it replaces")
+	mapFlag(cmd, &pairs)
 	cmd.Flags().BoolVar(&force, "force", false, "also restore processes checkpointed by another tool, without knowing whether the GPU memory suffices")
 	jsonFlag(cmd)
 	return cmd

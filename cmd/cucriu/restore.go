@@ -16,6 +16,7 @@ import (
 
 	"cucriu/hooks"
 	"cucriu/hooks/checkpoint"
+	"cucriu/hooks/config"
 	"cucriu/internal/jobs"
 )
 
@@ -23,6 +24,7 @@ func restoreCommand() *cobra.Command {
 	var criu criuFlags
 	var pidFile string
 	var foreground, detached, cutLogs bool
+	var pairs []config.Rule
 	cmd := &cobra.Command{
 		Use:   "restore -D DIR",
 		Short: "Restore a process tree with its GPU state, with criu",
@@ -41,7 +43,7 @@ later, the restored processes are killed, or kept stopped with restore.on_failur
 leave in the configuration; the image stays unchanged.`,
 		Example: `  cucriu restore -D /var/lib/images/job1
   cucriu restore -D /var/lib/images/job1 -j --foreground
-  CUCRIU_CONFIG=/root/swap.yaml cucriu restore -D /var/lib/images/job1 --pidfile /run/job1.pid`,
+  cucriu restore -D /var/lib/images/job1 --map 0=1 --map 1=0 --pidfile /run/job1.pid`,
 		Args: noArguments,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if foreground && cmd.Flags().Changed("restore-detached") {
@@ -64,6 +66,7 @@ leave in the configuration; the image stays unchanged.`,
 			}
 			root, over := 0, deferStops(cmd)
 			err := drive(cmd, func(ctx context.Context, hook *hooks.Hook) (checkpoint.Result, error) {
+				useMap(hook, pairs)
 				result, err := jobs.RestoreCut(ctx, hook, criu.images, criu.Options, cutLogs)
 				root = result.RootPID
 				return result, err
@@ -80,6 +83,7 @@ leave in the configuration; the image stays unchanged.`,
 		},
 	}
 	criu.add(cmd)
+	mapFlag(cmd, &pairs)
 	flags := cmd.Flags()
 	flags.BoolVar(&foreground, "foreground", false, "wait, forward signals, and exit with the job's exit status")
 	flags.BoolVarP(&detached, "restore-detached", "d", true, "return once the job runs (the default)")

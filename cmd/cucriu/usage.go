@@ -18,6 +18,12 @@ func execute(ctx context.Context, root *cobra.Command) error {
 	root.InitDefaultCompletionCmd()
 	extendHelp(root)
 	begun := false
+	showHelp := root.HelpFunc()
+	root.SetHelpFunc(func(cmd *cobra.Command, args []string) {
+		if cmd.Runnable() || checkNamed(cmd) == nil || cmd.Flags().NArg() == 0 {
+			showHelp(cmd, args)
+		}
+	})
 	root.PersistentPreRunE = func(cmd *cobra.Command, _ []string) error {
 		err := cmd.ValidateRequiredFlags()
 		begun = err == nil
@@ -121,8 +127,13 @@ func advice(cmd *cobra.Command, err error) string {
 		return ""
 	}
 	name := unknown.GetSpecifiedName()
-	drivesCriu := cmd.Flags().Lookup("criu-config") != nil
+	has := func(flag string) bool { return cmd.Flags().Lookup(flag) != nil }
+	drivesCriu := has("criu-config")
 	switch {
+	case has("tree") && slices.Contains([]string{"p", "pid"}, name):
+		return ": specify a process with -t"
+	case has("pid") && slices.Contains([]string{"t", "tree"}, name):
+		return ": specify a process with -p"
 	case len(name) < 2:
 		return ""
 	case drivesCriu && name == "action-script":

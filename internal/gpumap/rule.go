@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"regexp"
+	"strconv"
 	"strings"
 
 	"cucriu/cudackpt"
@@ -22,6 +23,37 @@ func (r Rule) String() string {
 		return fmt.Sprintf("the rule on line %d (from %v to %v)", r.Line, r.From, r.To)
 	}
 	return fmt.Sprintf("the rule from %v to %v", r.From, r.To)
+}
+
+// ParseRule reads a pair written as FROM=TO. Each side is an index, a UUID or a PCI address.
+func ParseRule(text string) (Rule, error) {
+	from, to, isPair := strings.Cut(text, "=")
+	if !isPair {
+		return Rule{}, errors.New("expected FROM=TO, such as 0=1")
+	}
+	var r Rule
+	var err error
+	if r.From, err = parseSelector(from); err != nil {
+		return Rule{}, fmt.Errorf("from: %w", err)
+	}
+	if r.To, err = parseSelector(to); err != nil {
+		return Rule{}, fmt.Errorf("to: %w", err)
+	}
+	return r, r.Validate()
+}
+
+func parseSelector(text string) (Selector, error) {
+	if index, err := strconv.Atoi(text); err == nil {
+		return Selector{Index: &index}, nil
+	}
+	if strings.Contains(text, ":") {
+		return Selector{PCI: text}, nil
+	}
+	if !strings.Contains(text, "-") {
+		return Selector{}, fmt.Errorf("%q is not an index, a UUID or a PCI address", text)
+	}
+	uuid, err := cudackpt.ParseUUID(text)
+	return Selector{UUID: &uuid}, err
 }
 
 // Validate returns an error if r can never apply.

@@ -37,6 +37,7 @@ func TestWrongUsage(t *testing.T) {
 		{"dump mistyped flag", "did you mean --leave-running", []string{"dump", "-t", pid, "-D", dir, "--leave-runing"}},
 		{"dump flag of criu's", "--criu-config", []string{"dump", "-t", pid, "-D", dir, "--track-mem"}},
 		{"dump action script", "it is not needed", []string{"dump", "-t", pid, "-D", dir, "--action-script", "cucriu-hook"}},
+		{"dump process of the wrong option", "unknown flag: --pid: specify a process with -t", []string{"dump", "--pid", pid, "-D", dir}},
 		{"dump two trees", "already given as " + pid, []string{"dump", "-t", pid, "-t", "4711", "-D", dir}},
 		{"dump several pids as one", positive, []string{"dump", "-t", "4711,4712", "-D", dir}},
 		{"dump two folders", "already given as " + dir, []string{"dump", "-t", pid, "-D", dir, "-D", dir}},
@@ -137,11 +138,13 @@ func TestWrongUsage(t *testing.T) {
 		{"unlock without -p", "specify a process with -p", []string{"unlock"}},
 		{"unlock pid 0", positive, []string{"unlock", "-p", "0"}},
 		{"suspend without -p", "specify a process with -p", []string{"suspend"}},
+		{"suspend process of the wrong option", "in -t: specify a process with -p", []string{"suspend", "-t", pid}},
 		{"suspend pid 0", positive, []string{"suspend", "-p", "0"}},
 		{"suspend negative pid", positive, []string{"suspend", "-p", "-7"}},
 		{"resume without -p", "specify a process with -p", []string{"resume"}},
 		{"resume pid 0", positive, []string{"resume", "-p", "0"}},
-		{"resume map that is none", "--map", []string{"resume", "-p", pid, "--map", "{from: nonsense}"}},
+		{"resume map that is none", `"--map" flag: "nonsense"`, []string{"resume", "-p", pid, "--map", "{from: nonsense}"}},
+		{"restore map that is none", "expected FROM=TO", []string{"restore", "-D", dir, "--map", "1"}},
 		{"watch nothing", "takes one argument", []string{"watch"}},
 	} {
 		t.Run(test.name, func(t *testing.T) {
@@ -213,8 +216,8 @@ func wrongUsage(t *testing.T, program, says, configuration string, args ...strin
 	}
 	cmd := exec.Command(program, args...)
 	cmd.Env = append(os.Environ(), "CUCRIU_CONFIG="+config, "CUCRIU_RUN_DIR="+run)
-	var stderr strings.Builder
-	cmd.Stderr = &stderr
+	var stdout, stderr strings.Builder
+	cmd.Stdout, cmd.Stderr = &stdout, &stderr
 	var exit *exec.ExitError
 	if err := cmd.Run(); !errors.As(err, &exit) || exit.ExitCode() != 2 {
 		t.Errorf("%v, want exit status 2\n%s", err, stderr.String())
@@ -222,6 +225,9 @@ func wrongUsage(t *testing.T, program, says, configuration string, args ...strin
 	text := strings.TrimSuffix(stderr.String(), "\n")
 	if strings.Contains(text, "\n") || !strings.Contains(text, ": error: ") || !strings.Contains(text, says) {
 		t.Errorf("want one line with %q:\n%s", says, text)
+	}
+	if strings.Contains(text, "unknown command") && strings.Contains(stdout.String(), "Usage:") {
+		t.Errorf("the error stands below the help:\n%s", stdout.String())
 	}
 	if testenv.Exists(run) {
 		t.Error("it has made the run directory")

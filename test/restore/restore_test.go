@@ -72,6 +72,26 @@ func TestAJobGoesOnOnTheGPUsThatTheMapNames(t *testing.T) {
 	}
 }
 
+func TestTheCommandLinesMapReplacesTheConfigurations(t *testing.T) {
+	testenv.Isolated(t, func(t *testing.T) {
+		host := testenv.NewHost(t, 2)
+		job := host.Start(1, "--gpus", "0,1")
+		images := host.Dump(job)
+		host.Setenv("CUCRIU_CONFIG", host.Config("version: 1\ngpus: {map: [{from: {index: 0}, to: {index: 0}}]}\n"))
+		uuids := host.UUIDs()
+		plan := testenv.Exits(t, host, 0, "map", "-D", images, "--json", "--map", "0=1")
+		if !strings.Contains(strings.Join(strings.Fields(plan), ""), fmt.Sprintf(`"from":"%s","to":"%s"`, uuids[0], uuids[1])) {
+			t.Errorf("the plan does not follow --map:\n%s", plan)
+		}
+		testenv.Exits(t, host, testenv.StatusRefused, "restore", "-D", images, "--map", "0=7")
+		testenv.Exits(t, host, 0, "restore", "-D", images, "--map", "0="+uuids[1], "--map", uuids[1]+"=0")
+		job.Runs()
+		if on := job.MustStatus(0).GPUs; on[0].UUID != uuids[1] || on[1].UUID != uuids[0] {
+			t.Errorf("the job is on %v, not swapped", on)
+		}
+	})
+}
+
 func TestAJobGoesOnOnTheGPUsOfAnotherHost(t *testing.T) {
 	testenv.Parallel(t)
 	for _, test := range []struct {
