@@ -11,6 +11,7 @@ import (
 
 	"github.com/prometheus/procfs"
 
+	"cucriu/internal/fault"
 	"cucriu/internal/proc"
 )
 
@@ -249,6 +250,9 @@ func configurationFiles(args []string, getenv func(string) string) []string {
 func (c *Criu) readConfigurationFile(file string) error {
 	data, err := os.ReadFile(file)
 	if err != nil {
+		if errors.Is(err, os.ErrPermission) {
+			return fault.Because(err, fmt.Sprintf("cannot read criu's configuration: %v", err), "run as root, or set HOME")
+		}
 		return fmt.Errorf("criu's configuration: %w", err)
 	}
 	c.readConfiguration(string(data))

@@ -36,7 +36,7 @@ func LookCriu(name string) (string, error) {
 	if !strings.Contains(names[0], "/") {
 		what = " was not found in PATH"
 	}
-	return "", fault.New(names[0]+what, "install CRIU 4.2 or newer, or specify its path with --criu or CUCRIU_CRIU")
+	return "", fault.New(names[0]+what, "install CRIU 4.0 or newer (Debian 12 has 3.17), or specify its path with --criu or CUCRIU_CRIU")
 }
 
 // FindCriu finds a criu as [LookCriu] does, asks it for its version and reads its

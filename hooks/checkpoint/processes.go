@@ -24,8 +24,9 @@ import (
 type CUDAProcess struct {
 	PID  int    `json:"pid"`
 	Name string `json:"name"`
-	// State is the driver's ("running", "locked", "checkpointed", "failed"), or "unknown". Note says
-	// why it is unknown, or that the process is stopped.
+	// State is the driver's ("running", "locked", "checkpointed", "failed"), "suspended" where a suspend
+	// is known to hold the process and the driver was not asked, or "unknown". Note says why it is
+	// unknown, or that the process is stopped.
 	State string `json:"state"`
 	Note  string `json:"note,omitempty"`
 	// GPUs are the GPUs that the process can see.
@@ -35,15 +36,16 @@ type CUDAProcess struct {
 }
 
 const (
-	unknownState = "unknown"
-	noteStopped  = "stopped"
+	unknownState   = "unknown"
+	suspendedState = "suspended"
+	noteStopped    = "stopped"
 )
 
 // askTimeout bounds how long the driver is asked about one process.
 const askTimeout = 5 * time.Second
 
 // Processes finds the CUDA processes of this host that this program may look at. It disturbs none of
-// them: one that is stopped or frozen cannot answer, and its state stays unknown.
+// them: one that is stopped or frozen cannot answer, and its state stays unknown unless a suspend holds it.
 func Processes(ctx context.Context, hook *hooks.Hook) ([]CUDAProcess, error) {
 	hook = hook.Filled()
 	all, err := procfs.AllProcs()
@@ -73,9 +75,15 @@ func Processes(ctx context.Context, hook *hooks.Hook) ([]CUDAProcess, error) {
 	wg.Wait()
 	processes := []CUDAProcess{}
 	for _, p := range found {
-		if p != nil {
-			processes = append(processes, *p)
+		if p == nil {
+			continue
 		}
+		if p.Note == noteStopped {
+			if s, err := sessionOfProcess(hook.Config.RunDir, p.PID); err == nil && s != nil && s.Suspended() {
+				p.State = suspendedState
+			}
+		}
+		processes = append(processes, *p)
 	}
 	return processes, nil
 }

@@ -108,7 +108,7 @@ var topics = []Topic{
 	{"**The machine**", []Kind{
 		{FindingDriverMissing, refuses, "no NVIDIA driver, no libcuda, or its kernel module is not loaded", "install the NVIDIA driver on this host, or load its kernel module (modprobe nvidia)", !forced},
 		{FindingDriverOld, refuses, "the driver has no checkpoint API. A warning for 570 to 579, which can restore only on the same GPUs", "install 570 or newer; 580 to change GPUs", !forced},
-		{FindingCriuMissing, refuses, "CRIU is missing or does not run", "install CRIU 4.2 or newer, or specify its path with --criu", !forced},
+		{FindingCriuMissing, refuses, "CRIU is missing or does not run", "install CRIU 4.0 or newer (Debian 12 has 3.17), or specify its path with --criu", !forced},
 		{FindingCriuVersion, refuses, "CRIU is older than 4.0. A warning if the version is unknown, or older than 4.2 on Linux 6.16 or newer, where it cannot dump TCP sockets", "install CRIU 4.2 or newer", forced},
 		{FindingCriuCheck, refuses, "`criu check` reports that this kernel lacks features or this process lacks privileges. Checked only by `cucriu check`", "run it as root, and run criu check -v4 for details: a newer kernel or a newer CRIU may be needed", forced},
 		{FindingCUDAPlugin, refuses, "CRIU would load its own CUDA plugin beside the hook. The plugin can wait forever for a process that cucriu has stopped, and uses no GPU map. A warning under container engines, and where the `cuda-checkpoint` in CRIU's `PATH` is missing or cucriu's", "point criu's libdir at an empty folder that exists, in criu's configuration file or with --libdir", forced},

@@ -137,7 +137,14 @@ func StateFindings(m *Process, state cudackpt.State) preflight.Findings {
 	if state == cudackpt.StateRunning {
 		return nil
 	}
-	return preflight.Findings{m.about(preflight.New(preflight.FindingCUDAState, fmt.Sprintf("is already %v, but not by any dump or suspend known here", state), StateRemedy(m.PID, state)))}
+	what := fmt.Sprintf("is in the CUDA state %v", state)
+	switch state {
+	case cudackpt.StateLocked:
+		what = "is locked, by cucriu lock or another tool"
+	case cudackpt.StateCheckpointed:
+		what = "was checkpointed by another tool"
+	}
+	return preflight.Findings{m.about(preflight.New(preflight.FindingCUDAState, what, StateRemedy(m.PID, state)))}
 }
 
 // StateRemedy says how a process is recovered from a CUDA state in which no session of ours holds

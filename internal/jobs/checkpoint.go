@@ -94,7 +94,7 @@ func (s *checkpointer) tellCheckpoint(c store.Checkpoint) {
 }
 
 func sayCheckpoint(c store.Checkpoint) string {
-	return fmt.Sprintf("checkpoint %s: the job was paused for %v; %s, of which %s new", c.Name, c.Pause.Round(time.Millisecond), units.Size(c.Bytes), units.Size(c.New))
+	return fmt.Sprintf("checkpoint %s: paused for %v; %s (%s written)", c.Name, c.Pause.Round(time.Millisecond), units.Size(c.Bytes), units.Size(c.New))
 }
 
 // makeCheckpoint dumps the job into a staging directory and brings the image to the store. With

@@ -218,7 +218,7 @@ func (a *asked) gpuBytes() (bytes uint64) {
 func TestACheckpointOnRequest(t *testing.T) {
 	testenv.Simulated(t, func(t *testing.T) {
 		a := newAsked(t)
-		a.cucriu(0, "checkpoint 000001: the job was paused for", "jobs", "checkpoint", "train")
+		a.cucriu(0, "checkpoint 000001: paused for", "jobs", "checkpoint", "train")
 		master, terminal := testenv.NewTerminal(t)
 		cmd := a.CucriuCommand("jobs", "checkpoint", a.dir)
 		cmd.Stderr = terminal

@@ -144,7 +144,7 @@ func (l *fileLook) isSame(f *File, here Identity) bool {
 // it or the job would notice; empty if in nothing.
 func (l *fileLook) difference(f *File, stat unix.Statx_t) string {
 	if uint32(stat.Mode) != f.Mode {
-		return fmt.Sprintf("has mode %o, but the job's has %o", stat.Mode, f.Mode)
+		return fmt.Sprintf("has mode %04o, and must have %04o", stat.Mode&0o7777, f.Mode&0o7777)
 	}
 	if f.Pipe {
 		return ""
