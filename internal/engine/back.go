@@ -314,7 +314,11 @@ func (b *wayBack) memoryNeed(ctx context.Context) (inspect.MemoryNeed, error) {
 		}
 		// A checkpoint or restore continues by itself after the program that began it was killed. The
 		// driver answers when it is through.
-		state, err := t.CUDA.State(ctx)
+		var state cudackpt.State
+		err := stepOut(ctx, b.Session, t, func() (err error) {
+			state, err = t.CUDA.State(ctx)
+			return err
+		})
 		if err != nil {
 			return nil, err
 		}
@@ -365,7 +369,9 @@ func (b *wayBack) restore(ctx context.Context) error {
 			return err
 		}
 		return b.SpanOf(t.PID, "restore", func() error {
-			return t.CUDA.Restore(ctx, cudackpt.RestoreOptions{Pairs: t.Member.Pairs})
+			return stepOut(ctx, b.Session, t, func() error {
+				return t.CUDA.Restore(ctx, cudackpt.RestoreOptions{Pairs: t.Member.Pairs})
+			})
 		})
 	})
 	return errors.Join(room(), err)

@@ -7,6 +7,7 @@ import (
 	"io/fs"
 	"log/slog"
 	"os"
+	"time"
 
 	"cucriu/internal/inject"
 	"cucriu/internal/journal"
@@ -47,6 +48,39 @@ func (s *Suspension) Park(ctx context.Context) error {
 		t.Parked, err = Park(ctx, s.Session, t.Process, tid)
 		return s.ParkedOrStopped(ctx, t.Process, err)
 	})
+}
+
+// stepOut has the driver do something in a process whose other threads are parked. If its restore thread
+// then waits for a lock that one of these holds, that one is let out of it.
+func stepOut(ctx context.Context, s *session.Session, t *Target, do func() error) error {
+	const look = 100 * time.Millisecond
+	tid, err := t.CUDA.RestoreThreadID(ctx)
+	if err != nil {
+		return err
+	}
+	done := make(chan error, 1)
+	go func() { done <- do() }()
+	before, waited := inject.LockWait{}, false
+	for {
+		select {
+		case err := <-done:
+			return err
+		case <-time.After(look):
+		}
+		wait, waits := inject.WaitsForLock(t.PID, tid)
+		if waits && waited && wait == before {
+			parked, over, err := inject.StepOut(ctx, t.PID, wait, s.ParkedFile(t.PID))
+			switch {
+			case errors.Is(err, fs.ErrNotExist): // it is held by its stop alone
+			case err != nil:
+				s.Env.Log.Warn("the driver waits for a lock of a thread that is stopped", "pid", t.PID, "error", err)
+			default:
+				t.Parked = &parked
+				s.Env.Log.Debug("the driver waited for a lock of a thread that is stopped", "pid", t.PID, "over", over)
+			}
+		}
+		before, waited = wait, waits
+	}
 }
 
 func (s *Suspension) ParkedOrStopped(ctx context.Context, process *proc.Process, err error) error {

@@ -144,7 +144,9 @@ func (s *Suspension) Checkpoint(ctx context.Context) error {
 		if err := t.requireHeld(); err != nil {
 			return err
 		}
-		err := s.Session.SpanOf(t.PID, "checkpoint", func() error { return t.CUDA.Checkpoint(deadline) })
+		err := s.Session.SpanOf(t.PID, "checkpoint", func() error {
+			return stepOut(deadline, s.Session, t, func() error { return t.CUDA.Checkpoint(deadline) })
+		})
 		if err := errors.Join(err, t.prefault.end(deadline)); err != nil {
 			return err
 		}

@@ -214,8 +214,11 @@ func (l *loan) restore(t *borrowedThread) error {
 		return nil
 	}
 	var mask signalMask
-	if err := mask.read(t.TID); err != nil || !mask.isOurs() {
+	if err := mask.read(t.TID); err != nil || !mask.isOurs() && !mask.isStepping() {
 		return err
+	}
+	if mask.isStepping() { // the thread was stepped on from the registers that were written down
+		return t.Mask.write(t.TID)
 	}
 	if err := t.Registers.write(t.TID); err != nil {
 		return err

@@ -66,7 +66,11 @@ func parkIn(ctx context.Context, pid int, except []int, saved string, at func(st
 	if err != nil {
 		return Parked{}, fmt.Errorf("park: %w", err)
 	}
-	return Parked{savedThreads: l.savedThreads(), Arch: runtime.GOARCH}, nil
+	return newParked(l.savedThreads()), nil
+}
+
+func newParked(threads savedThreads) Parked {
+	return Parked{savedThreads: threads, Arch: runtime.GOARCH}
 }
 
 // takeEvery is take for all threads of a process that may run and create more threads

@@ -1,6 +1,8 @@
 package inject
 
 import (
+	"slices"
+
 	"golang.org/x/sys/unix"
 
 	"cucriu/internal/proc"
@@ -80,11 +82,18 @@ func (r *registers) arguments() [6]*uint64 {
 // negative.
 func (r *registers) result() int64 { return int64(r.Rax) }
 
+// These are how the kernel restarts an interrupted system call (linux/errno.h).
+const errRestartSys, errRestartNoIntr, errRestartNoHand, errRestartBlock = 512, 513, 514, 516
+
+// waits reports whether the thread was stopped in a system call that waits.
+func (r *registers) waits() bool {
+	return int64(r.Orig_rax) >= 0 && slices.Contains([]int64{errRestartSys, errRestartNoIntr, errRestartNoHand, errRestartBlock}, -r.result())
+}
+
 // restartAfterRestore adapts registers that were read before a dump to the process that was
 // restored from it. The kernel there does not know that an interrupted system call is still
 // to be restarted, so the registers must say it. criu does the same.
 func (r *registers) restartAfterRestore() {
-	const errRestartSys, errRestartNoIntr, errRestartNoHand, errRestartBlock = 512, 513, 514, 516 // linux/errno.h
 	if int64(r.Orig_rax) < 0 {
 		return
 	}

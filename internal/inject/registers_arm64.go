@@ -73,3 +73,6 @@ func (r *registers) result() int64 { return int64(r.Regs[0]) }
 
 // restartAfterRestore does nothing, because the kernel has already prepared the restart.
 func (r *registers) restartAfterRestore() {}
+
+// waits reports whether the thread was stopped in a system call that waits. Only such threads can be parked here.
+func (r *registers) waits() bool { return true }

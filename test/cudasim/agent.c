@@ -101,6 +101,13 @@ static void drop_accounts(const struct sim_process *p)
 			account_drop(&p->host, p->device[i].gpu, p->name);
 }
 
+/* As the driver does: the memory comes from the program's allocator, whose lock another thread may hold. */
+static void allocate(void)
+{
+	void *volatile p = malloc(64 << 10);
+	free(p);
+}
+
 static CUresult checkpoint(const struct fault_plan *plan)
 {
 	if (state_now() != CU_PROCESS_STATE_LOCKED)
@@ -108,6 +115,7 @@ static CUresult checkpoint(const struct fault_plan *plan)
 	if (memory_has_managed())
 		return CUDA_ERROR_NOT_SUPPORTED;
 	hazard_set(true);
+	allocate();
 	CUresult r = memory_stage(&agent.staging);
 	if (r) {
 		hazard_set(false);
@@ -203,6 +211,7 @@ static CUresult restore(const struct sim_command *c, const struct fault_plan *pl
 		return r;
 	}
 	midway(plan);
+	allocate();
 	staging_free(&agent.staging);
 	sim = agent.next;
 	peers_restored();

@@ -1,5 +1,6 @@
 #include "companions.h"
 
+#include <malloc.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <pthread.h>
@@ -223,6 +224,28 @@ void companions_burn(long n)
 {
 	while (n-- > 0)
 		start(burn_thread, NULL);
+}
+
+static void *trim_thread(void *arg)
+{
+	(void)arg;
+	while (!ending())
+		malloc_trim(0);
+	return NULL;
+}
+
+void companions_trim(void)
+{
+	/* One arena for all threads, and something to look through. */
+	mallopt(M_ARENA_MAX, 1);
+	void *last = NULL;
+	for (int i = 0; i < 20000; i++) {
+		void **p = malloc(2000), **gap = malloc(3000);
+		*p = last;
+		last = p;
+		free(gap);
+	}
+	start(trim_thread, NULL);
 }
 
 static void *pinned_thread(void *arg)

@@ -33,6 +33,9 @@ void companions_vfork(void);
 /* Threads that count, and notice when their memory does not follow. */
 void companions_count(long n);
 
+/* A thread that nearly always holds the lock of malloc, which all threads share. */
+void companions_trim(void);
+
 /* Threads that never leave the CPU by themselves. */
 void companions_burn(long n);
 

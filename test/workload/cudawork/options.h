@@ -39,6 +39,7 @@ struct options {
 	long busy_ms; /* length of the long kernel of each tick, 0: none */
 	long threads; /* ordinary CPU threads */
 	long burn;    /* more of them, that never pause */
+	int trim;     /* one that holds the lock of malloc */
 	long loaders; /* children that work for us */
 	enum spin spin;
 	struct memory memory;

@@ -72,6 +72,8 @@ static void set_up(struct worker *w)
 		companions_vfork();
 	companions_count(o->threads);
 	companions_burn(o->burn);
+	if (o->trim)
+		companions_trim();
 }
 
 /*

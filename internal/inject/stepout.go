@@ -1,0 +1,270 @@
+package inject
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/prometheus/procfs"
+	"golang.org/x/sys/unix"
+
+	"cucriu/internal/proc"
+)
+
+// A parked thread may hold a lock of the C library: it was stopped in malloc, say. The restore thread,
+// which runs alone and needs memory, then waits for it without end. So the parked thread is stepped
+// instruction by instruction, with its own registers, until the waiter goes on; then it is parked again,
+// where it is now.
+
+// LockWait describes a thread that waits for a lock of the C library.
+type LockWait struct {
+	tid  int
+	call string // as in /proc/PID/task/TID/syscall
+	lock uint64 // its address
+	pc   uint64
+}
+
+// WaitsForLock reports whether a thread waits for a lock of the C library, and for which one. Two equal
+// answers some time apart mean that it has waited all that time, or gets nowhere.
+func WaitsForLock(pid, tid int) (LockWait, bool) {
+	const call, address, operation, value, pc = 0, 1, 2, 3, 8
+	text, err := os.ReadFile(fmt.Sprintf("/proc/%d/task/%d/syscall", pid, tid))
+	fields := strings.Fields(string(text))
+	if err != nil || len(fields) != 9 || fields[call] != strconv.Itoa(unix.SYS_FUTEX) {
+		return LockWait{}, false
+	}
+	number := func(i int) uint64 {
+		n, err := strconv.ParseUint(fields[i], 0, 64)
+		if err != nil {
+			return 0
+		}
+		return n
+	}
+	// FUTEX_WAIT for a word that is 2: how its locks and mutexes wait, and its conditions do not.
+	const private = 128 // FUTEX_PRIVATE_FLAG
+	if number(operation)&^private != 0 || number(value) != 2 {
+		return LockWait{}, false
+	}
+	return LockWait{tid, string(text), number(address), number(pc)}, true
+}
+
+func (w LockWait) over(pid int) bool {
+	now, waits := WaitsForLock(pid, w.tid)
+	return !waits || now != w
+}
+
+// StepOut lets the parked threads of a process run, one after the other and in small steps, until a
+// thread of it no longer waits for a lock that one of them holds. Only those run that may hold it: the
+// one that a mutex names, else those that were stopped in the same library. It returns the threads as
+// they are parked now, also in the file saved, and whether the wait is over.
+//
+// If we are killed meanwhile, [ReturnBorrowed] leaves a thread where it has come to.
+func StepOut(ctx context.Context, pid int, wait LockWait, saved string) (Parked, bool, error) {
+	file, err := readSavedThreads(saved)
+	if err != nil {
+		return Parked{}, false, err
+	}
+	process, err := proc.Open(pid)
+	if err != nil {
+		return Parked{}, false, err
+	}
+	defer process.Close()
+	maps, err := proc.Mappings(pid)
+	if err != nil {
+		return Parked{}, false, err
+	}
+	over := false
+	for _, i := range wait.holders(process, file.Threads, maps) {
+		if over = wait.over(pid); over {
+			break
+		}
+		l := startLoan(savedThreads{PID: pid, Instruction: file.Instruction, Threads: file.Threads[i : i+1]}, "", func(string) {})
+		err := l.do(func() error {
+			defer func() { l.over = true }()
+			return l.stepOut(ctx, process, maps, wait, func(t savedThread) error {
+				file.Threads[i] = t
+				return file.write(saved)
+			})
+		})
+		<-l.done
+		if err != nil && !errors.Is(err, proc.ErrGone) {
+			return Parked{}, false, fmt.Errorf("let thread %d of process %d out of a lock: %w", file.Threads[i].TID, pid, err)
+		}
+		over = wait.over(pid)
+	}
+	return newParked(file), over, nil
+}
+
+// holders returns which of the parked threads may hold the lock.
+func (w LockWait) holders(process *proc.Process, threads []savedThread, maps []*procfs.ProcMap) (found []int) {
+	var mutex struct{ word, count, owner uint32 } // as pthread_mutex_t begins; a lock without an owner has other things there
+	_ = process.ReadMemory(bytesOf(&mutex), w.lock)
+	library := mappedAt(maps, w.pc)
+	for i, t := range threads {
+		status, err := proc.ReadStatus(t.TID)
+		switch {
+		case err != nil:
+		case status.ImagePID() == int(mutex.owner):
+			found = slices.Insert(found, 0, i)
+		case !t.Registers.waits() && library != "" && mappedAt(maps, t.Registers.pc()) == library:
+			found = append(found, i)
+		}
+	}
+	return found
+}
+
+// mappedAt returns the file that is mapped at an address; empty if none is.
+func mappedAt(maps []*procfs.ProcMap, address uint64) string {
+	for _, m := range maps {
+		if uint64(m.StartAddr) <= address && address < uint64(m.EndAddr) {
+			return m.Pathname
+		}
+	}
+	return ""
+}
+
+// stepping is the mask of a thread that is stepped: it takes no signal of its program's, but the kernel
+// would take away the handlers of faults and traps that occur while they are blocked.
+const stepping = allSignals &^ (1<<(unix.SIGTRAP-1) | 1<<(unix.SIGSEGV-1) | 1<<(unix.SIGBUS-1) | 1<<(unix.SIGFPE-1) | 1<<(unix.SIGILL-1) | 1<<(unix.SIGSYS-1))
+
+func (m signalMask) isStepping() bool {
+	const never = signalMask(1<<(unix.SIGKILL-1) | 1<<(unix.SIGSTOP-1))
+	return m|never == stepping|never
+}
+
+// stepOut steps the one thread of the loan. keep writes down what it then needs to continue.
+//
+// The order is such that restore does the right thing whenever we are killed: as long as the mask is
+// that of a parked thread, the registers that were written down are the thread's own, and with the mask
+// of a stepped one the thread has them.
+func (l *loan) stepOut(ctx context.Context, process *proc.Process, maps []*procfs.ProcMap, wait LockWait, keep func(savedThread) error) error {
+	t := l.threads[0]
+	err := l.same(t)
+	if err == nil {
+		err = l.seize(t)
+	}
+	if err == nil {
+		err = l.hold(ctx)
+	}
+	defer l.detach()
+	if err == nil && t.state == ended {
+		err = proc.ErrGone
+	}
+	var parked signalMask
+	if err == nil {
+		err = parked.read(t.TID)
+	}
+	if err == nil && !parked.isOurs() {
+		err = errors.New("it is not parked")
+	}
+	if err == nil {
+		err = process.ReadMemory(bytesOf(&l.value), l.word())
+	}
+	if err == nil {
+		err = t.Registers.write(t.TID)
+	}
+	if err == nil {
+		err = stepping.write(t.TID)
+	}
+	if err != nil {
+		return err
+	}
+	l.step(t, maps, wait)
+	if err := l.settle(ctx, t); err != nil {
+		return err
+	}
+	err = t.Registers.read(t.TID)
+	if err == nil {
+		err = leaveRestartableSequence(process, t.TID, &t.Registers)
+	}
+	if err == nil {
+		err = keep(t.savedThread)
+	}
+	if err == nil {
+		err = parked.write(t.TID)
+	}
+	if err == nil {
+		err = l.pointAtWait(t)
+	}
+	return err
+}
+
+// step steps a held thread until the wait is over, or until the thread cannot be the one that holds the
+// lock: it has come far, waits itself, would fault, or has come to the driver's code.
+func (l *loan) step(t *borrowedThread, maps []*procfs.ProcMap, wait LockWait) {
+	const most = 100_000 // instructions; a tenth of a second or so
+	for range most {
+		if unix.PtraceSingleStep(t.TID) != nil {
+			return
+		}
+		t.state = running
+		status, reported := awaitStep(t.TID)
+		if !reported {
+			return
+		}
+		if !status.Stopped() {
+			t.state, t.reaped = ended, true
+			return
+		}
+		t.state = returned // in a stop, and not in one where registers may be put back
+		if !isEventStop(status) && status.StopSignal() != unix.SIGTRAP {
+			return
+		}
+		var regs registers
+		if regs.read(t.TID) != nil || strings.Contains(mappedAt(maps, regs.pc()), "/libcuda.so") || wait.over(l.pid) {
+			return
+		}
+	}
+}
+
+// awaitStep waits for a thread to report its step. It gives up on one that waits in a system call.
+func awaitStep(tid int) (status unix.WaitStatus, reported bool) {
+	const patience = 50 * time.Millisecond
+	for began := time.Now(); ; {
+		status, reported, err := waitNoHang(tid)
+		if err != nil || reported || time.Since(began) > patience {
+			return status, reported
+		}
+	}
+}
+
+// settle brings a thread that was stepped into an event stop. The trap of its last step, and the signal
+// of an instruction that faulted and is to be executed again later, are not delivered.
+func (l *loan) settle(ctx context.Context, t *borrowedThread) error {
+	_ = unix.PtraceInterrupt(t.TID) // ESRCH: it was killed, which the next wait reports, here and below
+	if t.state == returned {
+		_ = unix.PtraceCont(t.TID, 0)
+	}
+	for {
+		status, reported, err := waitNoHang(t.TID)
+		switch {
+		case err == nil && !reported:
+			if _, err := l.await(ctx); err != nil {
+				return err
+			}
+			continue
+		case err != nil || !status.Stopped():
+			t.state, t.reaped = ended, true
+			return proc.ErrGone
+		case !isEventStop(status):
+			_ = unix.PtraceInterrupt(t.TID)
+			_ = unix.PtraceCont(t.TID, 0)
+			continue
+		}
+		now, err := proc.ReadStatus(t.TID)
+		if err != nil {
+			return err
+		}
+		if !now.Pending.Has(unix.SIGTRAP) {
+			t.state, t.stopSignal = held, status.StopSignal()
+			return nil
+		}
+		// The trap of a step into a system call that waited. Without an interrupt it comes first.
+		_ = unix.PtraceCont(t.TID, 0)
+	}
+}
