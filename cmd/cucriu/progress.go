@@ -4,7 +4,6 @@ import (
 	"fmt"
 	"io"
 	"os"
-	"path/filepath"
 	"slices"
 	"strings"
 	"sync"
@@ -15,6 +14,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"cucriu/hooks/checkpoint"
+	"cucriu/internal/durable"
 	"cucriu/internal/engine"
 	"cucriu/internal/journal"
 	"cucriu/internal/logging"
@@ -254,7 +254,7 @@ func resident(pids []int) int64 {
 
 func written(dir, pattern string) int64 {
 	var sum int64
-	files, _ := filepath.Glob(filepath.Join(dir, pattern))
+	files, _ := durable.Match(dir, pattern)
 	for _, file := range files {
 		if info, err := os.Stat(file); err == nil {
 			sum += info.Size()

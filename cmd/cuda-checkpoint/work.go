@@ -31,7 +31,8 @@ type work struct {
 	driver *cudackpt.Driver
 	target cudackpt.Process
 	id     proc.Ident
-	byCriu bool // criu's plugin runs this program
+	byCriu bool  // criu's plugin runs this program
+	inWay  error // what is to be refused unless the process is to be restored after all
 }
 
 // do does what was asked for, and returns what is to be printed.
@@ -52,6 +53,11 @@ func (w *work) do(ctx context.Context) (answer string, err error) {
 	}
 	if err := w.reachable(tid); err != nil {
 		return "", err
+	}
+	if w.inWay != nil {
+		if state, err := w.target.State(ctx); err != nil || state != cudackpt.StateCheckpointed {
+			return "", w.inWay
+		}
 	}
 	// What has begun is completed: only a lock is given up, which may take forever.
 	whole := context.WithoutCancel(ctx)
@@ -103,6 +109,15 @@ func (w *work) find() error {
 	}
 	if w.what == getState || w.what == getTID {
 		return nil
+	}
+	if s.Step == journal.StepLock && (w.what == restore || w.what == toggle) {
+		// It came to lock a process that this program had just begun to checkpoint, and cannot undo that.
+		var found inspect.Process
+		note := w.note(filepath.Join(w.env.Config.RunDir, noteDir))
+		if durable.ReadJSON(note, &found) == nil && found.Ident == w.id {
+			w.inWay = s.Conflict()
+			return nil
+		}
 	}
 	return s.Conflict()
 }

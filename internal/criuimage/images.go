@@ -76,7 +76,7 @@ func Read(dir string) (Info, error) {
 	return info, err
 }
 
-var ofAProcess = regexp.MustCompile(`^(inventory|pstree|core|mm|pagemap)(-[0-9]+)?\.img$`)
+var ofAProcess = regexp.MustCompile(`^(inventory|pstree|core|mm|pagemap|files|fdinfo|fs|ids|seccomp|timens)(-[0-9]+)?\.img$`)
 
 // CheckWhole refuses a folder in which an image of a process is cut off or does not begin
 // as an image should. criu reads some of these images only after it has created processes.

@@ -10,6 +10,8 @@ import (
 	criucore "github.com/checkpoint-restore/go-criu/v7/crit/images/criu-core"
 	"github.com/checkpoint-restore/go-criu/v7/crit/images/inventory"
 	"github.com/checkpoint-restore/go-criu/v7/crit/images/pstree"
+
+	"cucriu/internal/durable"
 )
 
 // Tree is the tree of processes that a restore of the images creates.
@@ -113,7 +115,7 @@ func (t Tree) CheckFiles(dir string) error {
 		}
 		names = append(names, more...)
 	}
-	shared, err := filepath.Glob(filepath.Join(dir, "pagemap-shmem-*.img"))
+	shared, err := durable.Match(dir, "pagemap-shmem-*.img")
 	if err != nil {
 		return err
 	}

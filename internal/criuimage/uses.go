@@ -15,6 +15,8 @@ import (
 	"github.com/checkpoint-restore/go-criu/v7/crit/images/memfd"
 	"github.com/checkpoint-restore/go-criu/v7/crit/images/tty"
 	"google.golang.org/protobuf/proto"
+
+	"cucriu/internal/durable"
 )
 
 // Uses is what a restore of images takes of the host, and what it finds there.
@@ -57,8 +59,11 @@ func ReadUses(dir string) (u Uses, err error) {
 			u.Unsafe = hugePages
 		}
 	}
-	found, err := filepath.Glob(filepath.Join(dir, "*.img"))
-	parent, parentErr := filepath.Glob(filepath.Join(dir, ParentName, "*.img"))
+	found, err := durable.Match(dir, "*.img")
+	parent, parentErr := durable.Match(filepath.Join(dir, ParentName), "*.img")
+	if errors.Is(parentErr, fs.ErrNotExist) { // it has none
+		parentErr = nil
+	}
 	if err := errors.Join(err, parentErr); err != nil {
 		return u, err
 	}

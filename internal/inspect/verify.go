@@ -7,6 +7,7 @@ import (
 	"io"
 	"os"
 	"path/filepath"
+	"strings"
 
 	"golang.org/x/sys/unix"
 
@@ -25,7 +26,10 @@ func VerifyImage(ctx context.Context, dir string, workers int, read func(bytes i
 	}
 	if err == nil {
 		err = manifest.MatchImages(dir)
-	} else if err = nil; !hasImages(dir) {
+	} else {
+		err = nil
+	}
+	if tasks, _ := durable.Match(dir, "core-*.img"); err == nil && !hasImages(dir) && (len(manifest.Processes)+len(manifest.Parked) == 0 || len(tasks) > 0) {
 		err = fmt.Errorf("%w: inventory.img is missing", image.ErrIncomplete)
 	}
 	if err == nil && hasImages(dir) { // else criu's images are streamed
@@ -34,8 +38,14 @@ func VerifyImage(ctx context.Context, dir string, workers int, read func(bytes i
 	if err != nil {
 		return err
 	}
-	files, _ := filepath.Glob(filepath.Join(dir, "*"))
-	parents, _ := filepath.Glob(filepath.Join(dir, criuimage.ParentName, "*"))
+	files, err := durable.Match(dir, "*")
+	parents, parentErr := durable.Match(filepath.Join(dir, criuimage.ParentName), "*")
+	if errors.Is(parentErr, os.ErrNotExist) { // it has none
+		parentErr = nil
+	}
+	if err := errors.Join(err, parentErr); err != nil {
+		return err
+	}
 	files = append(files, parents...)
 	for _, path := range files {
 		durable.DropCache(path)
@@ -84,14 +94,22 @@ func verifyCriu(dir string) error {
 
 // readAll reads a file, because its disk may have lost it.
 func readAll(ctx context.Context, path string, read func(bytes int)) error {
+	info, err := os.Stat(path) // before it is opened: to open a device can have effects
+	switch isImage := strings.HasSuffix(path, ".img"); {
+	case err != nil && isImage:
+		return err
+	case err != nil:
+		return nil
+	case !info.Mode().IsRegular() && isImage:
+		return fmt.Errorf("image is damaged: %s is not a regular file", path)
+	case !info.Mode().IsRegular():
+		return nil
+	}
 	f, err := os.OpenFile(path, os.O_RDONLY|unix.O_NONBLOCK, 0)
 	if err != nil {
 		return err
 	}
 	defer f.Close()
-	if info, err := f.Stat(); err != nil || !info.Mode().IsRegular() {
-		return err
-	}
 	for buffer := make([]byte, 1<<20); ; {
 		n, err := f.Read(buffer)
 		read(n)

@@ -7,6 +7,7 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"regexp"
 	"slices"
 	"strings"
 	"time"
@@ -100,18 +101,27 @@ func (s *lease) release() {
 // lock locks the folder of a job in the run directory.
 func (s *lease) lock(ctx context.Context, folder string) error {
 	s.runDir = folder
-	if err := os.MkdirAll(folder, 0o700); err != nil {
-		return fmt.Errorf("run directory: %w", err)
-	}
 	lock := flock.New(filepath.Join(folder, claimName))
 	s.locks = append(s.locks, lock)
 	for begin := time.Now(); ; time.Sleep(claimPause) {
+		if err := os.MkdirAll(folder, 0o700); err != nil {
+			return fmt.Errorf("run directory: %w", err)
+		}
 		locked, err := lock.TryLock()
+		if errors.Is(err, fs.ErrNotExist) && time.Since(begin) < claimPatience { // cucriu jobs rm has just removed the folder
+			continue
+		}
 		if err != nil {
 			return fmt.Errorf("run directory: %w", err)
 		}
-		if locked {
+		if locked && store.IsCurrent(lock) {
 			return nil
+		}
+		if locked { // the same
+			if err := lock.Close(); err != nil {
+				return fmt.Errorf("run directory: %w", err)
+			}
+			continue
 		}
 		l, err := readLocal(folder)
 		switch {
@@ -286,7 +296,12 @@ func (s *lease) raiseFence(ctx context.Context) (fence sandbox.Fence, err error)
 
 const sandboxPrefix = "place-"
 
-func sandboxDirs(dir string) ([]string, error) { return entries(dir, sandboxPrefix) }
+var sandboxName = regexp.MustCompile(`^` + sandboxPrefix + `[0-9]+$`)
+
+func sandboxDirs(dir string) ([]string, error) {
+	paths, err := entries(dir, sandboxPrefix)
+	return slices.DeleteFunc(paths, func(path string) bool { return !sandboxName.MatchString(filepath.Base(path)) }), err
+}
 
 // entries lists what is in a directory and has a prefix. A directory that cannot be read is an error,
 // and not empty.

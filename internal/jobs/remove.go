@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io/fs"
 	"os"
 	"path/filepath"
 	"slices"
@@ -12,6 +13,8 @@ import (
 
 	"cucriu/hooks"
 	"cucriu/hooks/preflight"
+	"cucriu/internal/durable"
+	"cucriu/internal/jobs/inside"
 	"cucriu/internal/jobs/store"
 )
 
@@ -55,18 +58,15 @@ func Remove(ctx context.Context, hook *hooks.Hook, job Local, agreed, keepOutput
 	if err != nil {
 		return refuse(err)
 	}
-	all, err := c.store.Checkpoints()
-	for _, c := range all {
-		r.Checkpoints = append(r.Checkpoints, c.Name)
-	}
-	if err == nil && len(all) > 0 && !agreed {
-		err = fmt.Errorf("its checkpoints (%s) would be lost: add --yes", strings.Join(r.Checkpoints, " "))
-	}
-	if err != nil {
-		return refuse(err)
-	}
+	// Whoever had the job until now may have left more than was there before.
 	if c.store, err = store.Open(job.Dir, store.OpenOptions{}); err != nil { // another host owns it
 		return refuse(err)
+	}
+	if err = RequireGone(hook.Config.RunDir, job.Dir); err == nil {
+		err = c.mayLose(&r, agreed)
+	}
+	if err != nil {
+		return refuse(errors.Join(err, c.store.Close()))
 	}
 	if err = UndoFiles(hook.Config.RunDir, job.Dir); err == nil {
 		err = l.removeAll(&r, keepOutput)
@@ -76,6 +76,28 @@ func Remove(ctx context.Context, hook *hooks.Hook, job Local, agreed, keepOutput
 	}
 	job.endMetrics(true)
 	return r, os.RemoveAll(l.runDir)
+}
+
+// mayLose fails if something would be lost with the job, and it is not agreed that it is.
+func (s *core) mayLose(r *Removal, agreed bool) error {
+	all, err := s.store.Checkpoints()
+	for _, c := range all {
+		r.Checkpoints = append(r.Checkpoints, c.Name)
+	}
+	switch {
+	case err != nil || agreed:
+		return err
+	case len(all) > 0:
+		return fmt.Errorf("its checkpoints (%s) would be lost: add --yes", strings.Join(r.Checkpoints, " "))
+	}
+	staged, err := s.store.LeftStages()
+	for _, dir := range staged {
+		images := filepath.Join(dir, imageName)
+		if _, err := inside.ReadStaged(images); err == nil {
+			return fmt.Errorf("the image that an earlier supervisor left in %s, which is not a checkpoint yet, would be lost: add --yes", images)
+		}
+	}
+	return err
 }
 
 func (s *lease) removeAll(r *Removal, keepOutput bool) error {
@@ -89,14 +111,25 @@ func (s *lease) removeAll(r *Removal, keepOutput bool) error {
 	if _, err := s.store.RemoveLeftovers(); err != nil { // staged elsewhere, too
 		return err
 	}
-	// As long as the record is there, it can be removed again; the lock goes last.
-	own := slices.DeleteFunc(append(OwnFiles(), tailsName, SupervisorLog), func(name string) bool { return name == recordName || name == "lock" })
-	if keepOutput {
-		own = slices.DeleteFunc(own, func(name string) bool { return name == "output.log" })
+	left, err := s.store.RemoveAll()
+	r.Left = append(r.Left, left...)
+	if err == nil {
+		err = removeSandboxes(s.Dir)
 	}
-	err = removeSandboxes(s.Dir)
-	for _, name := range append(own, recordName, "lock") {
-		err = cmp.Or(err, os.RemoveAll(filepath.Join(s.Dir, name)))
+	// As long as the record is there, it can be removed again. What says where the job belongs goes after it, so
+	// that no job of another host is started here, and the lock last.
+	last := []string{recordName, "owner.json", moveName, moveLockName, "lock"}
+	for _, name := range append(OwnFiles(), tailsName, SupervisorLog) {
+		if slices.Contains(last, name) || slices.Contains(store.Dirs(), name) || keepOutput && name == "output.log" {
+			continue
+		}
+		err = cmp.Or(err, removeFile(s.Dir, name))
+	}
+	for _, name := range last {
+		err = cmp.Or(err, removeFile(s.Dir, name))
+		if name == recordName {
+			err = cmp.Or(err, durable.Sync(s.Dir))
+		}
 	}
 	if err != nil {
 		return err
@@ -106,7 +139,18 @@ func (s *lease) removeAll(r *Removal, keepOutput bool) error {
 	}
 	entries, err := os.ReadDir(s.Dir)
 	for _, e := range entries {
-		r.Left = append(r.Left, filepath.Join(s.Dir, e.Name()))
+		if path := filepath.Join(s.Dir, e.Name()); !slices.ContainsFunc(left, func(l string) bool { return l == path || filepath.Dir(l) == path }) {
+			r.Left = append(r.Left, path)
+		}
+	}
+	return err
+}
+
+// removeFile removes a file that may not exist.
+func removeFile(dir, name string) error {
+	err := os.Remove(filepath.Join(dir, name))
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil
 	}
 	return err
 }

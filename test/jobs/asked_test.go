@@ -44,7 +44,13 @@ func newAskedOn(t *testing.T, host *testenv.Host, point string, flags ...string)
 	if point != "" {
 		host.UseFailpoint(point)
 	}
-	a := &asked{Host: host, t: t, dir: filepath.Join(t.TempDir(), "D"), work: t.TempDir()}
+	return newAskedIn(t, host, filepath.Join(t.TempDir(), "D"), flags...)
+}
+
+// newAskedIn makes such a job in a directory.
+func newAskedIn(t *testing.T, host *testenv.Host, dir string, flags ...string) *asked {
+	t.Helper()
+	a := &asked{Host: host, t: t, dir: dir, work: t.TempDir()}
 	a.command = []string{testenv.Artefact(t, "make workload", "build", "workload", "cudawork"), "--dir", a.work, "--mib", "4", "--loaders", "2"}
 	a.job = testenv.JobOf(t, 1)
 	a.job.Dirs = []string{a.work}

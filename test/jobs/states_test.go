@@ -161,3 +161,71 @@ func flip(t *testing.T, path string) {
 		t.Fatal(err)
 	}
 }
+
+// TestOnlyWhatIsTheJobsIsRemovedWithIt: files of the user stay, in whichever directory they are.
+func TestOnlyWhatIsTheJobsIsRemovedWithIt(t *testing.T) {
+	testenv.Simulated(t, func(t *testing.T) {
+		host := testenv.NewHost(t, 1)
+		dir := filepath.Join(t.TempDir(), "D")
+		big := t.TempDir()
+		own := []string{"checkpoints/epoch1.pt", "checkpoints/best/model.pt", "staged/notes", "place-holder/notes", "notes"}
+		for _, name := range own {
+			if err := os.MkdirAll(filepath.Dir(filepath.Join(dir, name)), 0o700); err != nil {
+				t.Fatal(err)
+			}
+			testenv.WriteFile(t, filepath.Join(dir, name), name)
+		}
+		if err := os.Chmod(dir, 0o700); err != nil {
+			t.Fatal(err)
+		}
+		a := newAskedIn(t, host, dir)
+		a.cucriu(0, "checkpoint 000001", "jobs", "checkpoint", "train")
+		a.finish()
+		a.cucriu(0, "left: "+filepath.Join(dir, "checkpoints", "epoch1.pt")+"\n", "jobs", "rm", "train", "--yes")
+		for _, name := range own {
+			if data, err := os.ReadFile(filepath.Join(dir, name)); err != nil || string(data) != name {
+				t.Errorf("%s: %q, %v", name, data, err)
+			}
+		}
+		left, err := filepath.Glob(filepath.Join(dir, "*"))
+		if err != nil || len(left) != 4 {
+			t.Errorf("left: %q, %v", left, err)
+		}
+
+		// What lies on another disk is removed, too.
+		dir = filepath.Join(t.TempDir(), "E")
+		if err := os.Mkdir(dir, 0o700); err != nil {
+			t.Fatal(err)
+		}
+		if err := os.Symlink(big, filepath.Join(dir, "checkpoints")); err != nil {
+			t.Fatal(err)
+		}
+		a = newAskedIn(t, host, dir)
+		a.cucriu(0, "checkpoint 000001", "jobs", "checkpoint", "train")
+		a.finish()
+		a.cucriu(0, "removed train", "jobs", "rm", "train", "--yes")
+		if left, err := os.ReadDir(big); err != nil || len(left) > 0 || testenv.Exists(dir) {
+			t.Errorf("left: %v, %v", left, err)
+		}
+	})
+}
+
+// TestAnImageThatIsNoCheckpointYetIsNotRemovedUnasked: it may be all that there is of a job.
+func TestAnImageThatIsNoCheckpointYetIsNotRemovedUnasked(t *testing.T) {
+	testenv.Simulated(t, func(t *testing.T) {
+		a := newAskedOn(t, testenv.NewHost(t, 1), "jobs.staged=kill", "--stage", "disk")
+		_ = a.CucriuCommand("jobs", "stop", "train").Run()
+		_ = a.super.Wait()
+		for _, pid := range a.placeInits() {
+			_ = unix.Kill(pid, unix.SIGKILL)
+			testenv.Eventually(t, testenv.Soon, "the sandbox has ended", func() bool { return !testenv.JobOf(t, pid).Alive() })
+		}
+		a.cucriu(3, "which is not a checkpoint yet, would be lost: add --yes", "jobs", "rm", "train")
+		a.UseFailpoint("")
+		a.run("--stage", "disk")
+		if n := len(a.checkpoints()); n != 1 {
+			t.Errorf("%d checkpoints", n)
+		}
+		a.finish()
+	})
+}

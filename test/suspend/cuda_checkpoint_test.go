@@ -321,3 +321,43 @@ func TestCriusPluginStaysOutOfTheHooksWay(t *testing.T) {
 		job.Runs()
 	})
 }
+
+// TestASuspendThatComesTooLateLetsCudaCheckpointRestore what that had begun to checkpoint just before.
+func TestASuspendThatComesTooLateLetsCudaCheckpointRestore(t *testing.T) {
+	testenv.Simulated(t, func(t *testing.T) {
+		host := testenv.NewHost(t, 1)
+		job := host.Start(1, "--tick-ms", "1000")
+		note := filepath.Join(host.RunDir, "cuda-checkpoint", job.Root()+".json")
+		cudaCheckpoint(t, host, 0, "", "--toggle", "--pid", job.Root())
+		noted, err := os.ReadFile(note)
+		if err != nil {
+			t.Fatal(err)
+		}
+		cudaCheckpoint(t, host, 0, "", "--toggle", "--pid", job.Root())
+
+		marks := t.TempDir()
+		host.UseFailpoint("suspend.lock=run " + testenv.Script(t, fmt.Sprintf("cd %s && touch reached && while ! [ -e go ]; do sleep 0.01; done", marks)))
+		suspend := host.CucriuCommand("suspend", "-p", job.Root())
+		if err := suspend.Start(); err != nil {
+			t.Fatal(err)
+		}
+		testenv.Eventually(t, testenv.Soon, "it is about to lock", func() bool { return testenv.Exists(filepath.Join(marks, "reached")) })
+		target := host.Driver().Process(job.PID) // a cuda-checkpoint that has looked before
+		if err := target.Lock(t.Context(), cudackpt.LockOptions{}); err != nil {
+			t.Fatal(err)
+		}
+		if err := target.Checkpoint(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		testenv.WriteFile(t, note, string(noted))
+		testenv.WriteFile(t, filepath.Join(marks, "go"), "")
+		if status := testenv.ExitStatus(suspend.Wait()); status != 4 {
+			t.Errorf("exit status %d", status)
+		}
+		host.Setenv("CUCRIU_FAILPOINT", "")
+		cudaCheckpoint(t, host, 1, "is being suspended", "--action", "checkpoint", "--pid", job.Root())
+		cudaCheckpoint(t, host, 0, "", "--toggle", "--pid", job.Root())
+		cudaCheckpoint(t, host, 0, "running\n", "--get-state", "--pid", job.Root())
+		job.Runs()
+	})
+}

@@ -68,7 +68,7 @@ func (s *Store) takeLock(self Owner, takeover bool) (*flock.Flock, error) {
 			return nil, fmt.Errorf("lock it: %w", err)
 		}
 		if locked {
-			if isCurrent(lock) {
+			if IsCurrent(lock) {
 				return lock, nil
 			}
 			if err := lock.Close(); err != nil { // the file was replaced meanwhile
@@ -98,8 +98,8 @@ func newLock(path string) *flock.Flock {
 	return flock.New(path, flock.SetFlag(os.O_CREATE|os.O_RDWR|unix.O_NOFOLLOW))
 }
 
-// isCurrent reports whether the locked file is still the one with the name.
-func isCurrent(lock *flock.Flock) bool {
+// IsCurrent reports whether the locked file is still the one with the name.
+func IsCurrent(lock *flock.Flock) bool {
 	held, err := lock.Stat()
 	if err != nil {
 		return false
@@ -127,7 +127,7 @@ func (s *Store) breakLock() (*flock.Flock, error) {
 	}
 	lock := newLock(path)
 	locked, err := lock.TryLock()
-	if err == nil && !(locked && isCurrent(lock)) {
+	if err == nil && !(locked && IsCurrent(lock)) {
 		err = fmt.Errorf("%w: another program is taking it over", ErrBusy)
 	}
 	if err != nil {

@@ -8,7 +8,10 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"strings"
 	"syscall"
+
+	"golang.org/x/sys/unix"
 
 	"cucriu/internal/durable"
 	"cucriu/internal/pages"
@@ -150,4 +153,51 @@ func (s *Store) remove(ctx context.Context, name string) error {
 		return fmt.Errorf("remove checkpoint %s: %w", name, err)
 	}
 	return nil
+}
+
+// Dirs are the names of the directories in a job's that are the store's.
+func Dirs() []string { return []string{checkpointsDir, stagedDir} }
+
+// RemoveAll removes all checkpoints, pinned or not, the oldest first, and the store's directories. It returns
+// the paths of what is there and not the store's own, which stays.
+func (s *Store) RemoveAll() (left []string, err error) {
+	s.mutex.Lock()
+	defer s.mutex.Unlock()
+	if err := s.mayChange(); err != nil {
+		return nil, err
+	}
+	names, err := s.names()
+	if err != nil {
+		return nil, err
+	}
+	for _, name := range names {
+		aside := s.checkpointDir(partialPrefix + name)
+		if err := os.Rename(s.checkpointDir(name), aside); err != nil {
+			return nil, fmt.Errorf("remove checkpoint %s: %w", name, err)
+		}
+		if err := os.RemoveAll(aside); err != nil {
+			return nil, fmt.Errorf("remove checkpoint %s: %w", name, err)
+		}
+	}
+	for _, dir := range Dirs() {
+		entries, err := os.ReadDir(s.path(dir))
+		for _, entry := range entries {
+			path := s.path(dir, entry.Name())
+			if base, isRecord := strings.CutSuffix(entry.Name(), ".json"); dir != stagedDir || !isRecord || !stageName.MatchString(base) {
+				left = append(left, path)
+			} else if err := os.Remove(path); err != nil { // of another host's
+				return left, err
+			}
+		}
+		if err == nil && len(left) == 0 || err == nil && filepath.Dir(left[len(left)-1]) != s.path(dir) {
+			err = os.Remove(s.path(dir))
+		}
+		switch {
+		case errors.Is(err, unix.EBUSY): // a mount point
+			left = append(left, s.path(dir))
+		case err != nil && !errors.Is(err, fs.ErrNotExist):
+			return left, err
+		}
+	}
+	return left, nil
 }
