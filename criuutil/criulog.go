@@ -5,6 +5,7 @@ import (
 	"io"
 	"regexp"
 	"slices"
+	"strings"
 )
 
 // Failure is what criu's log says of a failure.
@@ -68,7 +69,7 @@ func ReadFailure(log io.Reader) Failure {
 	}
 	failure := Failure{Cause: entries[cause].message, Place: entries[cause].place, Remedy: Remedy(entries[cause].message)}
 	for i, e := range entries {
-		if i != cause {
+		if i != cause && !strings.HasSuffix(e.message, " FAILED.") { // criu's last line says nothing more
 			failure.Further = append(failure.Further, e.place+": "+e.message)
 		}
 	}

@@ -25,23 +25,27 @@ func TestTheErrorThatMattersIsFound(t *testing.T) {
 		"at full verbosity": {
 			"(00.001302) " + rlimit + "(00.001877) Dumping processes (pid: 13 comm: sh)\n" +
 				"(00.031) Error (criu/cr-dump.c:1): Something new\n(00.032) Error (criu/cr-dump.c:1975): Dumping FAILED.\n",
-			Failure{Cause: "Something new", Further: []string{"(criu/cr-dump.c:1975): Dumping FAILED."}},
+			Failure{Cause: "Something new"},
 		},
 		"of a restored process": {
 			"(00.017)     13: Error (criu/files-reg.c:2237): File tmp/log has bad size 12 (expect 6)\n(00.019) Error (criu/cr-restore.c:1548): 13 exited, status=1\n(00.020) Error (criu/cr-restore.c:2331): Restoring FAILED.\n",
 			Failure{
 				Cause:   "File tmp/log has bad size 12 (expect 6)",
 				Remedy:  "tmp/log has changed since the dump, and the job has it open: put back its old content (6 bytes), and restore again",
-				Further: []string{"(criu/cr-restore.c:1548): 13 exited, status=1", "(criu/cr-restore.c:2331): Restoring FAILED."},
+				Further: []string{"(criu/cr-restore.c:1548): 13 exited, status=1"},
 			},
 		},
 		"of the restorer": {
 			"(00.1) pie: 13: Error (criu/pie/restorer.c:2): Something in the restorer\n(00.2) Error (criu/cr-restore.c:2331): Restoring FAILED.\n",
-			Failure{Cause: "Something in the restorer", Place: "(criu/pie/restorer.c:2)", Further: []string{"(criu/cr-restore.c:2331): Restoring FAILED."}},
+			Failure{Cause: "Something in the restorer", Place: "(criu/pie/restorer.c:2)"},
+		},
+		"a full disk": {
+			"(00.1) Error (criu/bfd.c:116): bfd: Error flushing image: No space left on device\n(00.2) Error (criu/cr-dump.c:1975): Dumping FAILED.\n",
+			Failure{Cause: "bfd: Error flushing image: No space left on device", Remedy: remedyFull},
 		},
 		"pid in use": {
 			rlimit + "Error (criu/cr-restore.c:1237): Can't fork for 13: File exists\nError (criu/cr-restore.c:2331): Restoring FAILED.\n",
-			Failure{Cause: "Can't fork for 13: File exists", Remedy: strings.ReplaceAll(remedyTaken, "$1", "13"), Further: []string{"(criu/cr-restore.c:2331): Restoring FAILED."}},
+			Failure{Cause: "Can't fork for 13: File exists", Remedy: strings.ReplaceAll(remedyTaken, "$1", "13")},
 		},
 		"a known one after what led to it": {
 			rlimit + "Error (criu/util.c:657): exited, status=1\nError (criu/netfilter.c:105): Iptables configuration failed\nError (criu/sk-tcp.c:81): tcp: Failed to lock TCP connection 184c51e\nError (criu/cr-dump.c:1545): Dump files (pid: 13) failed with -1\n",

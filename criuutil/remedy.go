@@ -14,7 +14,7 @@ type knownError struct {
 }
 
 const (
-	remedyTaken     = "the image needs the pid $1, which is in use here: wait until that process has ended, or end it (ps -p $1 shows it), or restore in a new pid namespace"
+	remedyTaken     = "the image needs the pid $1, which is in use here: end its process (it may be the job itself), or restore in a pid namespace of its own"
 	remedySession   = "the restoring shell has a number that the image needs for a process: restore from another session, as in: setsid -w cucriu restore …"
 	remedyNoImage   = "the directory does not hold a complete criu image: name the one that the dump has written (cucriu check -D DIR says what is missing)"
 	remedyShellJob  = "the job belongs to a shell's session or terminal: give -j (--shell-job) to the dump and to the restore; if it uses a terminal, restore from one"
@@ -24,6 +24,7 @@ const (
 	remedyTCP       = "the job has established TCP connections: give --tcp-established to the dump and to the restore, or --tcp-close if it can do without them"
 	remedyUnix      = "the job is connected to a process outside the tree through a UNIX socket: give --ext-unix-sk to the dump and to the restore, or dump the tree that holds both ends"
 	remedyMount     = "the job has a file open that its mount namespace cannot reach: start the job with its input and output in /dev/null, pipes or files inside the namespace, or specify the file with --external"
+	remedyFull      = "the file system of the image directory is full: free space on it, or dump to another file system"
 	remedyCgroup    = "the control groups cannot be handled as asked: give --manage-cgroups=soft to keep what exists, or --manage-cgroups=ignore, with which the job joins the control group of the restore"
 )
 
@@ -45,6 +46,7 @@ var known = []knownError{
 	{message: regexp.MustCompile(`^unix: (?:External socket|Can't dump name-less external socket|Unix socket \d+ with(?:out| unreachable) peer)`), remedy: remedyUnix},
 	{message: regexp.MustCompile(`^Some file locks are hold by dumping tasks`), remedy: "the job holds file locks: give -l (--file-locks) to the dump and to the restore"},
 	{message: regexp.MustCompile(`^Can't lookup mount=\d+ for fd=-?\d+ |^The \d+ mount is not found for ghost|doesn't have mnt_id|^Open files on overmounted mounts`), remedy: remedyMount},
+	{message: regexp.MustCompile(`^(?:bfd: Error flushing image|page-xfer: .*|.*[Uu]nable to spill data.*): No space left on device`), remedy: remedyFull},
 	{message: regexp.MustCompile(`^cg: |^Unable to freeze cgroup `), remedy: remedyCgroup},
 	{message: regexp.MustCompile(`^File (.*) has bad size \d+ \(expect (\d+)\)`), remedy: "$1 has changed since the dump, and the job has it open: put back its old content ($2 bytes), and restore again"},
 	{message: regexp.MustCompile(`^sfd: Can't chose service_fd_base: (\d+) (\d+)`), remedy: "the job's descriptors need a limit of $2 open files: raise it before the restore (ulimit -n), or restore with CAP_SYS_RESOURCE"},

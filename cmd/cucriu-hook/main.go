@@ -1,6 +1,6 @@
 // Command cucriu-hook is criu's action script for processes that use NVIDIA
-// GPUs: criu dump --action-script /usr/bin/cucriu-hook …, or a line
-// "action-script /usr/bin/cucriu-hook" in criu's configuration file.
+// GPUs: criu dump --action-script /usr/libexec/cucriu/cucriu-hook …, or a line
+// "action-script /usr/libexec/cucriu/cucriu-hook" in criu's configuration file.
 //
 // criu starts it without arguments and tells it the stage through the
 // environment. The hook starts itself again as the watcher of a session.
@@ -29,10 +29,10 @@ import (
 const usage = `cucriu-hook: criu's action script for processes that use NVIDIA GPUs
 
 Give its path to criu, and nothing else:
-  criu dump    -t PID -D DIR --shell-job --action-script /usr/bin/cucriu-hook
-  criu restore        -D DIR --shell-job --action-script /usr/bin/cucriu-hook -d
+  criu dump    -t PID -D DIR --shell-job --action-script /usr/libexec/cucriu/cucriu-hook
+  criu restore        -D DIR --shell-job --action-script /usr/libexec/cucriu/cucriu-hook -d
 or, for runc and podman, a line in /etc/criu/runc.conf:
-  action-script /usr/bin/cucriu-hook
+  action-script /usr/libexec/cucriu/cucriu-hook
 
 Configuration: $CUCRIU_CONFIG, else /etc/cucriu/config.yaml, else defaults.
 `

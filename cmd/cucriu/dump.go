@@ -94,7 +94,7 @@ func drive(cmd *cobra.Command, do func(context.Context, *hooks.Hook) (checkpoint
 	})
 	p.stop()
 	summary := newSummary(cmd.Name(), result, err)
-	return errors.Join(err, show(cmd, summary, func(out io.Writer) {
+	return errors.Join(err, warned(show(cmd, summary, func(out io.Writer) {
 		if err == nil {
 			fmt.Fprint(out, summary)
 		}
@@ -103,7 +103,7 @@ func drive(cmd *cobra.Command, do func(context.Context, *hooks.Hook) (checkpoint
 				drawTimeline(out, trace)
 			}
 		}
-	}))
+	})))
 }
 
 // criuFlags are criu's own options, under criu's names.
@@ -123,8 +123,8 @@ func (f *criuFlags) add(cmd *cobra.Command) {
 	flags.VarP(text(&opts.LogFile), "log-file", "o", "name of criu's log file in the work directory (default: "+cmd.Name()+".log)")
 	opts.LogLevel = proto.Int32(2)
 	flags.VarP(&value{kind: "0-4", text: "2", set: func(text string) error {
-		if strings.Trim(text, "v") == "" && text != "" { // as criu has it: -vvvv
-			text = strconv.Itoa(len(text) + 1)
+		if strings.Trim(text, "v") == "" && text != "" { // as criu has it: -vvvv, and never less than -v
+			text = strconv.Itoa(max(3, len(text)+1))
 		}
 		level, err := strconv.ParseUint(text, 10, 31)
 		if err != nil || level > 4 {
@@ -132,7 +132,7 @@ func (f *criuFlags) add(cmd *cobra.Command) {
 		}
 		opts.LogLevel = proto.Int32(int32(level))
 		return nil
-	}}, "verbosity", "v", "how much criu logs: -v0 to -v4; the phases are listed too")
+	}}, "verbosity", "v", "how much criu logs: -v0 to -v4, -v is -v3; the phases are listed too")
 	flags.StringVar(&f.ConfigFile, "criu-config", "", "a criu configuration file, for criu options that are not listed here")
 	flags.BoolVarP(&f.LeaveStopped, "leave-stopped", "s", false, "leave the processes stopped afterwards, with their GPU state restored")
 	flags.BoolVarP(is(&opts.ShellJob), "shell-job", "j", false, "the job belongs to a shell's session and terminal")

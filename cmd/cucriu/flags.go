@@ -269,8 +269,29 @@ func show(cmd *cobra.Command, value any, write func(out io.Writer)) error {
 	} else if !isSet(cmd, "quiet") {
 		write(&out)
 	}
+	if out.Len() == 0 {
+		return nil
+	}
 	_, err := io.WriteString(cmd.OutOrStdout(), out.String())
 	return err
+}
+
+// warned turns the error of [show] into a warning where a command has changed something: that stands.
+func warned(err error) error {
+	if err != nil {
+		say(fmt.Sprintf("warning: the result could not be printed: %v", err))
+	}
+	return nil
+}
+
+// pidFileFlag adds an option for [writePID], which comes too late to find that a directory is missing.
+func pidFileFlag(cmd *cobra.Command, to *string, usage string) {
+	cmd.Flags().Var(&value{kind: "string", set: func(text string) error {
+		if *to = text; text != "" && existing(filepath.Dir(text)+"/.") == "" {
+			return fmt.Errorf("there is no directory %s", filepath.Dir(text))
+		}
+		return nil
+	}}, "pidfile", usage)
 }
 
 // uuidFlag adds the flag that shows UUIDs beside the indexes.

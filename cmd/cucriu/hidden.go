@@ -29,7 +29,7 @@ func init() {
 func hiddenCommands() []*cobra.Command {
 	return append(asRoot(
 		// What a dump or restore starts as its watcher.
-		hidden("watch DIR", oneArgument("a session's directory"), withHook(func(_ *cobra.Command, hook *hooks.Hook, args []string) error {
+		hidden("watch DIR", oneArgument("one session's directory"), withHook(func(_ *cobra.Command, hook *hooks.Hook, args []string) error {
 			inspect.LimitOwnMemory()
 			return watch.Run(hook, args[0], stages.ServeInside)
 		})),

@@ -45,7 +45,7 @@ image directory, are Chrome traces, which Perfetto (https://ui.perfetto.dev) ope
   cucriu inspect --timeline --session restore-4711-883412 --json > restore.json`,
 		Args: func(cmd *cobra.Command, args []string) error {
 			if session == "" {
-				return oneArgument("an image directory")(cmd, args)
+				return oneArgument("one image directory")(cmd, args)
 			}
 			if !timeline {
 				return errors.New("--session requires --timeline")

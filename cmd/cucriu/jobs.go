@@ -189,7 +189,7 @@ func askCommand(op life.Op, short, long string) *cobra.Command {
 			if err != nil {
 				return err
 			}
-			return show(cmd, answer, func(out io.Writer) { fmt.Fprintln(out, answer.Message) })
+			return warned(show(cmd, answer, func(out io.Writer) { fmt.Fprintln(out, answer.Message) }))
 		},
 	}
 	jsonFlag(cmd)
@@ -230,7 +230,7 @@ This can be done while the job runs.`
 			Checkpoint string `json:"checkpoint"`
 			Pinned     bool   `json:"pinned"`
 		}{v.job.Name, c.Name, pin}
-		return show(cmd, report, func(out io.Writer) { fmt.Fprintf(out, said, c.Name, v.job.Name) })
+		return warned(show(cmd, report, func(out io.Writer) { fmt.Fprintf(out, said, c.Name, v.job.Name) }))
 	}
 	jsonFlag(cmd)
 	return cmd
@@ -272,7 +272,7 @@ resumed from an older checkpoint (*.cucriu-DATE); cucriu jobs show reports their
 				more, err = pruneTails(job, dryRun)
 				removed = append(removed, more...)
 			}
-			return errors.Join(show(cmd, append([]string{}, removed...), func(out io.Writer) { // not nil: null is no list in JSON
+			return errors.Join(warned(show(cmd, append([]string{}, removed...), func(out io.Writer) { // not nil: null is no list in JSON
 				switch {
 				case len(removed) > 0 && dryRun:
 					fmt.Fprintln(out, "would be removed:", strings.Join(removed, " "))
@@ -281,7 +281,7 @@ resumed from an older checkpoint (*.cucriu-DATE); cucriu jobs show reports their
 				case err == nil:
 					fmt.Fprintln(out, "nothing to remove")
 				}
-			}), err)
+			})), err)
 		},
 	}
 	flags := cmd.Flags()
@@ -364,12 +364,12 @@ elsewhere. If it has checkpoints, --yes is required.`,
 			if err != nil {
 				return err
 			}
-			return show(cmd, removal, func(out io.Writer) {
+			return warned(show(cmd, removal, func(out io.Writer) {
 				fmt.Fprintf(out, "removed %s (%s)\n", removal.Job, removal.Dir)
 				for _, path := range removal.Left {
 					fmt.Fprintln(out, "left:", path)
 				}
-			})
+			}))
 		},
 	}
 	cmd.Flags().BoolVar(&yes, "yes", false, "remove the checkpoints as well")

@@ -55,7 +55,9 @@ from it, in the same directory. Its cucriu run here ends with --moved-status.`,
 		Args: noArguments,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			switch {
-			case (pid == 0) == (job == ""):
+			case pid != 0 && job != "":
+				return usageError{errors.New("-t and --job cannot be combined")}
+			case pid == 0 && job == "":
 				return usageError{errors.New("specify the root of the tree with -t, or a long job with --job")}
 			case o.Host == "":
 				return usageError{errors.New("specify the destination with --to")}
@@ -84,7 +86,7 @@ from it, in the same directory. Its cucriu run here ends with --moved-status.`,
 			if err != nil {
 				summary.Error = err.Error()
 			}
-			return errors.Join(show(cmd, summary, func(out io.Writer) {
+			return errors.Join(warned(show(cmd, summary, func(out io.Writer) {
 				if job != "" && err == nil {
 					writeMovedJob(out, result, o.DryRun)
 					return
@@ -93,7 +95,7 @@ from it, in the same directory. Its cucriu run here ends with --moved-status.`,
 				if asTimeline && len(result.Timeline.Events) > 0 {
 					drawTimeline(out, result.Timeline)
 				}
-			}), err)
+			})), err)
 		},
 	}
 	flags := cmd.Flags()

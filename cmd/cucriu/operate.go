@@ -88,7 +88,11 @@ only way to lock ranks that wait for each other.`,
 			if err != nil {
 				return err
 			}
-			return show(cmd, changed{pids, cudackpt.StateLocked.String()}, func(io.Writer) {})
+			return warned(show(cmd, changed{pids, cudackpt.StateLocked.String()}, func(out io.Writer) {
+				for _, pid := range pids {
+					fmt.Fprintf(out, "process %d is locked; cucriu unlock -p %d lets it submit work again\n", pid, pid)
+				}
+			}))
 		}),
 	}
 	pidsFlag(cmd, &pids)
@@ -109,7 +113,11 @@ func unlockCommand() *cobra.Command {
 			if err != nil {
 				return err
 			}
-			return show(cmd, changed{pids, cudackpt.StateRunning.String()}, func(io.Writer) {})
+			return warned(show(cmd, changed{pids, cudackpt.StateRunning.String()}, func(out io.Writer) {
+				for _, pid := range pids {
+					fmt.Fprintf(out, "process %d is unlocked\n", pid)
+				}
+			}))
 		}),
 	}
 	pidsFlag(cmd, &pids)
@@ -138,11 +146,11 @@ running.`,
 			}); err != nil {
 				return err
 			}
-			return show(cmd, s, func(out io.Writer) {
+			return warned(show(cmd, s, func(out io.Writer) {
 				for _, pid := range s.PIDs() {
 					fmt.Fprintf(out, "process %d is checkpointed and stopped; cucriu resume -p %d resumes it\n", pid, pid)
 				}
-			})
+			}))
 		}),
 	}
 	pidsFlag(cmd, &processes)
@@ -170,14 +178,14 @@ to their own. If a GPU lacks the memory, nothing is changed.`,
 				resumed, err = checkpoint.Resume(cmd.Context(), hook, processes, force)
 				return err
 			})
-			return errors.Join(err, show(cmd, resumed, func(out io.Writer) {
+			return errors.Join(err, warned(show(cmd, resumed, func(out io.Writer) {
 				for _, s := range resumed {
 					fmt.Fprintf(out, "%s: %s\n", somePIDs(s.PIDs()), s.Message)
 				}
 				if len(resumed) == 0 && err == nil {
 					fmt.Fprintln(out, "nothing to resume: already running")
 				}
-			}))
+			})))
 		}),
 	}
 	pidsFlag(cmd, &processes)

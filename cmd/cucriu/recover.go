@@ -54,7 +54,7 @@ is unreachable, keeps its copy stopped. The administrator may decide there:
 			if len(lines) == 0 && err == nil {
 				lines = []string{"nothing to recover"}
 			}
-			return errors.Join(err, show(cmd, recovered, func(out io.Writer) { io.WriteString(out, strings.Join(append(lines, ""), "\n")) }))
+			return errors.Join(err, warned(show(cmd, recovered, func(out io.Writer) { io.WriteString(out, strings.Join(append(lines, ""), "\n")) })))
 		}),
 	}
 	flags := cmd.Flags()
@@ -67,7 +67,7 @@ is unreachable, keeps its copy stopped. The administrator may decide there:
 // settle decides in place of a source that cannot be asked.
 func settle(cmd *cobra.Command, hook *hooks.Hook, take, drop string) error {
 	if take != "" && drop != "" {
-		return usageError{errors.New("either --take or --drop")}
+		return usageError{errors.New("--take and --drop cannot be combined")}
 	}
 	message, err := migrate.Settle(context.WithoutCancel(cmd.Context()), hook, take+drop, take != "")
 	if err != nil {
@@ -77,7 +77,7 @@ func settle(cmd *cobra.Command, hook *hooks.Hook, take, drop string) error {
 		Migration string `json:"migration"`
 		Message   string `json:"message"`
 	}{take + drop, message}
-	return show(cmd, report, func(out io.Writer) { fmt.Fprintln(out, message) })
+	return warned(show(cmd, report, func(out io.Writer) { fmt.Fprintln(out, message) }))
 }
 
 // upper begins a text with a capital letter.

@@ -88,7 +88,7 @@ leave in the configuration; the image stays unchanged.`,
 	flags.BoolVar(&foreground, "foreground", false, "wait, forward signals, and exit with the job's exit status")
 	flags.BoolVarP(&detached, "restore-detached", "d", true, "return once the job runs (the default)")
 	flags.BoolVar(&cutLogs, "cut-logs", false, "truncate files that the job was appending to and that have grown since back to their size at the dump; the newer content is kept beside them")
-	flags.StringVar(&pidFile, "pidfile", "", "write the pid of the root process to this file")
+	pidFileFlag(cmd, &pidFile, "write the pid of the root process to this file")
 	jsonFlag(cmd)
 	return cmd
 }

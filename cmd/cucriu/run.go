@@ -82,7 +82,10 @@ Without CAP_SYS_ADMIN, set-user-id programs such as sudo gain no rights then.`,
 			return nil, cobra.ShellCompDirectiveDefault // files
 		},
 		RunE: func(cmd *cobra.Command, args []string) error {
-			if noCheckpoints == (long.Dir != "") {
+			switch {
+			case noCheckpoints && long.Dir != "":
+				return usageError{errors.New("--no-checkpoints and --dir cannot be combined")}
+			case !noCheckpoints && long.Dir == "":
 				return usageError{errors.New("specify the job directory with --dir, or run without checkpoints with --no-checkpoints (cucriu dump can then dump the job)")}
 			}
 			hook, err := newHook()
@@ -103,7 +106,7 @@ Without CAP_SYS_ADMIN, set-user-id programs such as sudo gain no rights then.`,
 	flags := cmd.Flags()
 	flags.SetInterspersed(false) // what follows COMMAND is its own
 	flags.BoolVar(&noCheckpoints, "no-checkpoints", false, "make no checkpoints: only start the job")
-	flags.StringVar(&pidFile, "pidfile", "", "with --no-checkpoints: write the pid of the job to this file")
+	pidFileFlag(cmd, &pidFile, "with --no-checkpoints: write the pid of the job to this file")
 	check = addLongFlags(cmd, &long)
 	return cmd
 }

@@ -79,7 +79,7 @@ func (s summary) String() string {
 	}
 	fmt.Fprintf(&text, "  image %s, total %s, downtime %s\n", units.Size(s.ImageBytes), seconds(s.TotalSeconds), seconds(s.DowntimeSeconds))
 	if len(s.Options) > 0 {
-		fmt.Fprintf(&text, "  with %s, which criu needs for it\n", strings.Join(s.Options, " "))
+		fmt.Fprintf(&text, "  with criu's %s, which this job needs\n", strings.Join(s.Options, " "))
 	}
 	if s.Trial != nil {
 		fmt.Fprintf(&text, "  trial restore: %v\n", s.Trial)

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"os"
 	"slices"
 	"strings"
 
@@ -29,6 +30,7 @@ func execute(ctx context.Context, root *cobra.Command) error {
 		begun = err == nil
 		return err
 	}
+	root.SetArgs(bareVerbosity(root, os.Args[1:]))
 	cmd, err := root.ExecuteContextC(ctx)
 	if err == nil && !cmd.Runnable() {
 		err = checkNamed(cmd)
@@ -37,8 +39,28 @@ func execute(ctx context.Context, root *cobra.Command) error {
 		return err
 	}
 	text := strings.NewReplacer("\n\nDid you mean this?\n\t", ": did you mean ", "\n\t", " or ", `required flag(s) "pid" not set`, "specify a process with -p").Replace(err.Error())
+	if option, _, is := strings.Cut(text, " flag: time: "); is {
+		text = option + " flag: not a duration such as 10s or 2m"
+	}
+	var name string
+	if _, wrong := fmt.Sscanf(text, `unknown command %q for "cucriu"`, &name); wrong == nil {
+		if found, _, err := root.Find([]string{"jobs", name}); err == nil && found.Name() == name {
+			text = fmt.Sprintf("unknown command %q for cucriu: did you mean cucriu jobs %[1]s", name)
+		}
+	}
 	text = strings.TrimSpace(text) + advice(cmd, err)
 	return usageError{fmt.Errorf("%s (see %s --help)", text, cmd.CommandPath())}
+}
+
+// bareVerbosity gives each -v that stands alone criu's value for it. pflag would take the next argument.
+func bareVerbosity(root *cobra.Command, args []string) []string {
+	cmd, _, _ := root.Find(args) // the root if it finds nothing
+	for i, last := 0, len(args)-1; i <= last && cmd.Flags().Lookup("verbosity") != nil; i++ {
+		if args[i] == "-v" && (i == last || strings.HasPrefix(args[i+1], "-")) {
+			args[i] = "-v3"
+		}
+	}
+	return args
 }
 
 // checkNamed fails if a command that only has subcommands printed its help although nobody
@@ -106,9 +128,9 @@ func noArguments(cmd *cobra.Command, args []string) error {
 
 // oneArgument requires exactly one argument, which the text what describes.
 func oneArgument(what string) cobra.PositionalArgs {
-	return func(cmd *cobra.Command, args []string) error {
+	return func(_ *cobra.Command, args []string) error {
 		if len(args) != 1 || args[0] == "" {
-			return fmt.Errorf("%s takes one argument, %s, and was given %d: %q", cmd.CommandPath(), what, len(args), args)
+			return errors.New("name " + what)
 		}
 		return nil
 	}
@@ -129,11 +151,16 @@ func advice(cmd *cobra.Command, err error) string {
 	name := unknown.GetSpecifiedName()
 	has := func(flag string) bool { return cmd.Flags().Lookup(flag) != nil }
 	drivesCriu := has("criu-config")
+	_, argument, _ := strings.Cut(strings.Replace(cmd.Use, "[", "", 1), " ")
 	switch {
 	case has("tree") && slices.Contains([]string{"p", "pid"}, name):
 		return ": specify a process with -t"
 	case has("pid") && slices.Contains([]string{"t", "tree"}, name):
 		return ": specify a process with -p"
+	case cmd.Name() == "recover" && slices.Contains([]string{"p", "pid", "t", "tree"}, name):
+		return ": it recovers all jobs of this host, so name no process"
+	case slices.Contains([]string{"D", "images-dir", "dir"}, name) && strings.HasPrefix(argument, "DIR"):
+		return fmt.Sprintf(": %s takes the directory as its argument: %[1]s DIR", cmd.CommandPath())
 	case len(name) < 2:
 		return ""
 	case drivesCriu && name == "action-script":

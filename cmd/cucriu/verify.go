@@ -34,7 +34,7 @@ and everything is read once. Every file of a checkpoint of a long job has a chec
 Nothing is changed. The exit status is 1 if the image is damaged or incomplete, and 3
 if there is no image.`,
 		Example: "  cucriu verify /var/lib/images/job1\n  cucriu verify --json .",
-		Args:    oneArgument("an image directory"),
+		Args:    oneArgument("one image directory"),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			dir := args[0]
 			verify := inspect.VerifyImage

@@ -175,7 +175,7 @@ func (p *parser) selector(target *gpumap.Selector) reader {
 	uuid := p.scalar(func(text string) *Error {
 		uuid, err := cudackpt.ParseUUID(text)
 		if err != nil {
-			return invalid("", "write it as nvidia-smi -L prints it, or as {pci: …} or {index: …}", "%v", err)
+			return invalid("", "write one as nvidia-smi -L prints it, a position as {index: 0}, or an address as {pci: …}", "%q is not the UUID of a GPU", text)
 		}
 		target.UUID = &uuid
 		return nil

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 
@@ -64,7 +65,11 @@ func CheckVacant(dir string) error {
 		return fmt.Errorf("image directory: %w", err)
 	}
 	if len(entries) > 0 {
-		return fault.New(fmt.Sprintf("image directory %s is not empty, and a dump never overwrites another", dir), "name a new one, or remove it")
+		remedy := "name a new one"
+		if slices.ContainsFunc(entries, func(e os.DirEntry) bool { return e.Name() == "inventory.img" || e.Name() == ManifestName }) {
+			remedy += ", or remove this image"
+		}
+		return fault.New(fmt.Sprintf("image directory %s is not empty, and a dump never overwrites another", dir), remedy)
 	}
 	// An empty directory is replaced by a rename, which fails for a mount point.
 	var itself, parent unix.Stat_t

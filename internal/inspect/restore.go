@@ -266,12 +266,12 @@ func takenFindings(holders map[int]proc.Holder) preflight.Findings {
 			first = pid
 		}
 		holder := holders[first]
-		message, remedy := fmt.Sprintf("has the %s %d, which a process of the image needs", holder.As, first), ""
+		message, remedy := fmt.Sprintf("has a %s that the image needs", holder.As), ""
 		if n := len(ids) - 1; n > 0 {
 			message += fmt.Sprintf(" (and %s of the image)", units.Count(n, "more ID"))
 		}
 		if holder.Ended {
-			message = fmt.Sprintf("has ended, but is not yet reaped by PID %d, so the %s %d, which a process of the image needs, is not free", holder.PPID, holder.As, first)
+			message = fmt.Sprintf("has ended, but is not yet reaped by PID %d, and has a %s that the image needs", holder.PPID, holder.As)
 			remedy = fmt.Sprintf("wait, or end process %d", holder.PPID)
 			if holder.PPID == 1 {
 				remedy = "wait; a container whose PID 1 never reaps needs an init that does (docker run --init)"

@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"cucriu/hooks"
+	"cucriu/hooks/preflight"
 	"cucriu/internal/fault"
 	"cucriu/internal/jobs"
 	"cucriu/internal/journal"
@@ -212,7 +213,7 @@ func findMove(hook *hooks.Hook, name string) (dir string, err error) {
 	if filepath.IsAbs(name) {
 		m, err := jobs.ReadMove(name)
 		if err == nil && m.State == jobs.MoveNone {
-			err = fmt.Errorf("%s has no record of a migration", name)
+			err = preflight.AsRefusal(fmt.Errorf("%s has no record of a migration", name))
 		}
 		return name, err
 	}
@@ -225,7 +226,7 @@ func findMove(hook *hooks.Hook, name string) (dir string, err error) {
 			return job.Dir, nil
 		}
 	}
-	return "", fault.New(fmt.Sprintf("this host has no copy of a job from migration %.80q", name), "after a reboot, specify the job directory instead")
+	return "", preflight.AsRefusal(fault.New(fmt.Sprintf("this host has no copy of a job from migration %.80q", name), "after a reboot, specify the job directory instead"))
 }
 
 // A source that gives a migration up may say so before its job is known here. What it has given

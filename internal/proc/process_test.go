@@ -199,10 +199,10 @@ func TestHoldersOf(t *testing.T) {
 	if h := holders[os.Getpid()]; h.PID != os.Getpid() || h.As != "pid" || h.PPID != os.Getppid() || h.Ended || h.Exiting {
 		t.Errorf("own pid: %+v", h)
 	}
-	if h := holders[tid]; h.PID != os.Getpid() || h.As != "thread" {
+	if h := holders[tid]; h.PID != os.Getpid() || h.As != "thread ID" {
 		t.Errorf("own thread: %+v", h)
 	}
-	if h := holders[group]; h.PID == group || h.PID == 0 || h.As != "session" && h.As != "process group" {
+	if h := holders[group]; h.PID == group || h.PID == 0 || h.As != "session ID" && h.As != "process group ID" {
 		t.Errorf("the group without its leader: %+v", h)
 	}
 	if len(holders) != 3 {

@@ -111,7 +111,7 @@ type Holder struct {
 	PID     int    // of the process
 	PPID    int    // its parent
 	Name    string // of the process
-	As      string // "pid", "thread", "process group" or "session"
+	As      string // "pid", "thread ID", "process group ID" or "session ID"
 	Ended   bool   // it is a zombie: the number is free once its parent has reaped it
 	Exiting bool   // it is a zombie or will be one without running any more code: see [Process.Exiting]
 }
@@ -131,7 +131,7 @@ func HoldersOf(ids []int) (map[int]Holder, error) {
 		}
 		holder := Holder{PID: id, PPID: status.PPID, Name: status.Name, As: "pid", Ended: status.Ended}
 		if status.TGID != id {
-			holder.PID, holder.As = status.TGID, "thread"
+			holder.PID, holder.As = status.TGID, "thread ID"
 		}
 		holders[id] = holder
 	}
@@ -153,7 +153,7 @@ func HoldersOf(ids []int) (map[int]Holder, error) {
 		if err != nil {
 			return nil, err
 		}
-		for id, as := range map[int]string{stat.Session: "session", stat.PGRP: "process group"} {
+		for id, as := range map[int]string{stat.Session: "session ID", stat.PGRP: "process group ID"} {
 			if wanted[id] {
 				holders[id] = Holder{PID: pid, PPID: stat.PPID, Name: Printable(stat.Comm), As: as, Ended: stat.State == "Z" || stat.State == "X"}
 			}

@@ -69,10 +69,10 @@ func TestMistakesAboutWhatToRestore(t *testing.T) {
 			t.Fatalf("the image, after all that: %s%s", stdout, stderr)
 		}
 		other.Runs()
-		taken := "pid-taken: process " + other.Root() + " (cudawork): has the pid " + other.Root()
+		taken := "pid-taken: process " + other.Root() + " (cudawork): has a pid that the image needs"
 		b.make(t,
 			mistake{"twice", restore("images"), refused, taken},
-			mistake{"twice, relative", restore("./images/"), refused, "if it is the job itself, still running, end it first"},
+			mistake{"twice, relative", restore("./images/"), refused, "end it (it may be the job itself), or restore in a pid namespace of its own"},
 			mistake{"check of what still runs", []string{"check", "-D", "images"}, refused, "1 blocking finding: pid-taken"},
 		)
 		other.Runs()

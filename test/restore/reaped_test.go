@@ -95,7 +95,7 @@ func TestARestoreWaitsForAZombie(t *testing.T) {
 		}
 
 		out := testenv.Exits(t, host, 3, "restore", "-D", images)
-		refused := fmt.Sprintf("has ended, but is not yet reaped by PID %d, so the pid %d, which a process of the image needs, is not free: wait, or end process %[1]d", parent, job.PID)
+		refused := fmt.Sprintf("has ended, but is not yet reaped by PID %d, and has a pid that the image needs: wait, or end process %[1]d", parent)
 		if strings.Count(out, waits) != 1 || !strings.Contains(out, refused) {
 			t.Errorf("want %q once, and %q:\n%s", waits, refused, out)
 		}

@@ -154,7 +154,7 @@ func (j *job) restore(t *testing.T) {
 		j.images = ""
 	case run.err == nil && (undisturbed || run.program == "cucriu"):
 		t.Errorf("job %s is gone after %s", j.name, run)
-	case undisturbed && !strings.Contains(run.said(), "File exists") && !strings.Contains(run.said(), "which a process of the image needs"):
+	case undisturbed && !strings.Contains(run.said(), "File exists") && !strings.Contains(run.said(), "that the image needs"):
 		t.Fatalf("job %s is not restored, and nobody was killed: %s\n%s", j.name, run, j.journals())
 	}
 }
