@@ -36,6 +36,7 @@ type supervisor struct {
 	signals *job.Signals
 	kept    []unix.Signal // those that came before the job was here
 	told    unix.Signal   // the one that said that the job is to leave, or not to come
+	asking  preemption    // the last one
 
 	timers timers
 	ended  chan struct{} // closed when the job's root process has ended; nil if that is known
@@ -191,6 +192,11 @@ func (s *supervisor) handle(ctx context.Context, e event) {
 
 // next waits for an event.
 func (s *supervisor) next(ctx context.Context) event {
+	if s.life.Phase == life.Running && len(s.kept) > 0 {
+		sig := s.kept[0]
+		s.kept = s.kept[1:]
+		return s.signalled(sig)
+	}
 	var due, look <-chan time.Time
 	if s.life.Waits() {
 		due, look = s.timers.due.C, s.timers.look.C
@@ -227,9 +233,11 @@ func (s *supervisor) next(ctx context.Context) event {
 	case a := <-requests:
 		return s.request(a)
 	case got := <-s.signals.Got():
-		e := happened(kindOf(got.(unix.Signal), s.Preempt))
-		e.signal = got.(unix.Signal)
-		return e
+		sig := got.(unix.Signal)
+		if slices.Contains(s.Preempt, sig) && s.asking.isRepeated(sig) {
+			return s.next(ctx)
+		}
+		return s.signalled(sig)
 	}
 	e := happened(life.Cancelled)
 	e.err = context.Cause(ctx)
@@ -254,6 +262,31 @@ func (s *supervisor) request(a *asked) event {
 		e.move, e.err = ReadMove(s.Dir)
 		e.OK = e.err == nil && e.move.State == MoveLeaving
 	}
+	return e
+}
+
+// preemption is a signal that asks the job to leave.
+type preemption struct {
+	signal unix.Signal
+	at     time.Time
+}
+
+// togetherTime is how long a repetition of a signal is the same request: timeout(1) sends a signal to its
+// child, and then to the process group, which the child is in.
+const togetherTime = 2 * time.Second
+
+// isRepeated reports whether a signal only repeats the last request, and notes it if it does not.
+func (p *preemption) isRepeated(sig unix.Signal) bool {
+	if sig == p.signal && time.Since(p.at) < togetherTime {
+		return true
+	}
+	*p = preemption{sig, time.Now()}
+	return false
+}
+
+func (s *supervisor) signalled(sig unix.Signal) event {
+	e := happened(kindOf(sig, s.Preempt))
+	e.signal = sig
 	return e
 }
 
