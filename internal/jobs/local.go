@@ -34,7 +34,7 @@ const (
 	StateStopped    State = "stopped by user"
 	StateFinished   State = "finished" // with exit status 0
 	StateEnded      State = "ended"    // with another one
-	StateDamaged    State = "damaged"  // none of its checkpoints can be used
+	StateDamaged    State = "damaged"  // none of its checkpoints can be used, or its record cannot be read
 	StateFailed     State = "failed"   // it could not be started or resumed
 	StateMoving     State = "moving"   // it was ended here while it moves to another host
 	StateMoved      State = "moved"    // to another host
@@ -106,6 +106,9 @@ func (l *Local) settle() {
 		return
 	}
 	r, err := loadRecord(filepath.Join(l.Dir, recordName))
+	if errors.Is(err, errDamaged) {
+		l.State = StateDamaged
+	}
 	if err != nil {
 		return
 	}

@@ -15,6 +15,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"cucriu/internal/durable"
+	"cucriu/internal/fault"
 	"cucriu/internal/jobs/sandbox"
 )
 
@@ -42,6 +43,8 @@ type finished struct {
 
 const recordVersion = 1
 
+var errDamaged = errors.New("damaged")
+
 // openRecord reads the record of a job, or makes one for a job that is new.
 func openRecord(o Options) (record, error) {
 	r, change, err := readRecord(o)
@@ -56,6 +59,9 @@ func loadRecord(path string) (r record, err error) {
 	err = durable.ReadJSON(path, &r)
 	if err == nil && (r.Version != recordVersion || len(r.Command) == 0) {
 		err = fmt.Errorf("it has version %d, but this cucriu reads version %d", r.Version, recordVersion)
+	}
+	if damage := new(json.SyntaxError); errors.As(err, &damage) {
+		return record{}, fault.Because(errDamaged, fmt.Sprintf("record %s is damaged (%v)", path, damage), "restore it from a backup; or, if the job has not finished, move it away and name the command to cucriu run again: the job resumes from its checkpoints")
 	}
 	if err != nil {
 		return record{}, fmt.Errorf("the job's record %s: %w", path, err)
@@ -76,8 +82,8 @@ func readRecord(o Options) (r record, change bool, err error) {
 	if len(o.Command) > 0 && !slices.Equal(o.Command, r.Command) {
 		return record{}, false, fmt.Errorf("%s is the directory of another job: %s: name another --dir, or leave out the command to continue that job", o.Dir, strings.Join(r.Command, " "))
 	}
-	if r.Dir != "" && !isSame(r.Dir, o.Dir) {
-		return record{}, false, fmt.Errorf("%s was moved or copied: the job's checkpoints can be restored as %s: move it back, or mount it there (mount --bind)", o.Dir, r.Dir)
+	if err := r.checkMoved(o.Dir); err != nil {
+		return record{}, false, err
 	}
 	if err := r.Input.check(o); err != nil {
 		return record{}, false, err
@@ -107,6 +113,39 @@ func newRecord(o Options) (record, error) {
 		r.Name = filepath.Base(o.Dir)
 	}
 	return r, nil
+}
+
+func (r record) checkMoved(dir string) error {
+	if r.Dir == "" || isSame(r.Dir, dir) {
+		return nil
+	}
+	return fmt.Errorf("%s was moved or copied: the job's checkpoints can be restored as %s: move it back, or mount it there (mount --bind)", dir, r.Dir)
+}
+
+// CheckMoved fails if a job cannot be resumed in its directory, because that was another one when it began.
+func CheckMoved(dir string) error {
+	r, err := loadRecord(filepath.Join(dir, recordName))
+	if err != nil {
+		return err
+	}
+	return r.checkMoved(dir)
+}
+
+// CheckMade fails if a job has made a checkpoint, by the log of its events, and the folder of all its
+// checkpoints is missing. The folder is there, though empty, where they were removed one by one.
+func CheckMade(dir string) error {
+	folder := filepath.Join(dir, "checkpoints")
+	r, err := loadRecord(filepath.Join(dir, recordName))
+	if _, missing := os.Lstat(folder); err != nil || !errors.Is(missing, fs.ErrNotExist) {
+		return nil // which others tell
+	}
+	data, _ := os.ReadFile(filepath.Join(dir, eventsName)) // a full disk may have prevented it
+	for line := range bytes.Lines(data) {
+		if e := (Event{}); json.Unmarshal(line, &e) == nil && e.Event == EventCheckpoint && e.At.After(r.Begun) {
+			err = fmt.Errorf("checkpoint %s of %s is recorded, but %s is missing: bring it back, or remove the job with cucriu jobs rm", e.Checkpoint, e.At.Local().Format(time.DateTime), folder)
+		}
+	}
+	return err
 }
 
 // isSame reports whether two paths lead to one directory.

@@ -89,6 +89,11 @@ func Run(ctx context.Context, hook *hooks.Hook, o Options, signals *job.Signals)
 	if c.record.Finished != nil {
 		return c.sayFinished(), nil
 	}
+	if !c.runsOn {
+		if err := CheckMade(o.Dir); err != nil {
+			return 0, err
+		}
+	}
 	if o.User != "" {
 		if c.user, err = job.LookupAccount(o.User); err != nil {
 			return 0, err
