@@ -292,7 +292,7 @@ damaged, or if the job's directory was moved, copied or lacks its checkpoints.`,
 			if owner, err := v.store.Owner(); err == nil && owner.Generation > 0 {
 				report.Owner = &owner
 			}
-			broken := errors.Join(jobs.CheckMade(v.job.Dir), jobs.CheckMoved(v.job.Dir))
+			broken := errors.Join(jobs.CheckMade(v.job.Dir), jobs.CheckRecord(v.job.Dir))
 			if n := len(v.picked); n > 0 {
 				c := v.picked[n-1]
 				r := reportOf(c)
@@ -355,7 +355,6 @@ func writeJob(out io.Writer, report jobReport) {
 		table.row("trial", r.Trial.String())
 	}
 	table.write(out)
-	if fmt.Fprintln(out); len(report.Findings) > 0 {
-		writeFindings(out, report.Findings)
-	}
+	fmt.Fprintln(out)
+	writeFindings(out, report.Findings)
 }

@@ -137,7 +137,7 @@ func Dump(ctx context.Context, hook *hooks.Hook, dir string, options Options) (R
 	}
 	ended := time.Now()
 	s, err := watch.Finish(ctx, hook, d.kind, d.criu.Ident, d.cause)
-	noteUnpublished(hook, s, unpublished, d.cause)
+	noteUnpublished(s, unpublished, d.cause)
 	needed = s != nil && s.Outcome == "" || s == nil && err != nil // also while another program holds the job
 	if s != nil && s.Outcome == journal.OutcomeRunning {
 		ended = time.Now()
@@ -155,7 +155,7 @@ func Dump(ctx context.Context, hook *hooks.Hook, dir string, options Options) (R
 	}
 	if leavesRunning {
 		if err := publish(); err != nil {
-			noteUnpublished(hook, s, err, d.cause)
+			noteUnpublished(s, err, d.cause)
 			if options.Hold != nil {
 				_, backErr := watch.Decide(context.WithoutCancel(ctx), hook, options.Hold.ID, journal.DecisionGo)
 				needed = backErr != nil
@@ -190,7 +190,7 @@ func Dump(ctx context.Context, hook *hooks.Hook, dir string, options Options) (R
 }
 
 // noteUnpublished has the journal say why there is no image, and not why criu failed because of that.
-func noteUnpublished(hook *hooks.Hook, s *journal.Session, why error, cause string) {
+func noteUnpublished(s *journal.Session, why error, cause string) {
 	if s == nil || why == nil || s.Outcome == "" {
 		return
 	}
@@ -198,9 +198,7 @@ func noteUnpublished(hook *hooks.Hook, s *journal.Session, why error, cause stri
 		_, outcome, _ := strings.Cut(strings.TrimSuffix(s.Message, "; the cause: "+cause), "; ")
 		s.Message = fmt.Sprintf("%v; %s", why, outcome)
 	})
-	if err := s.Save(); err != nil {
-		hook.Log.Warn("the journal does not record why there is no image", "session", s.Name(), "error", err)
-	}
+	_ = s.Save() // the job keeps running all the same
 }
 
 func copyFile(from, to string) error {

@@ -1,6 +1,7 @@
 package jobs
 
 import (
+	"encoding/json"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -106,7 +107,7 @@ func (l *Local) settle() {
 		return
 	}
 	r, err := loadRecord(filepath.Join(l.Dir, recordName))
-	if errors.Is(err, errDamaged) {
+	if errors.As(err, new(*json.SyntaxError)) {
 		l.State = StateDamaged
 	}
 	if err != nil {

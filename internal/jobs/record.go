@@ -43,8 +43,6 @@ type finished struct {
 
 const recordVersion = 1
 
-var errDamaged = errors.New("damaged")
-
 // openRecord reads the record of a job, or makes one for a job that is new.
 func openRecord(o Options) (record, error) {
 	r, change, err := readRecord(o)
@@ -61,7 +59,7 @@ func loadRecord(path string) (r record, err error) {
 		err = fmt.Errorf("it has version %d, but this cucriu reads version %d", r.Version, recordVersion)
 	}
 	if damage := new(json.SyntaxError); errors.As(err, &damage) {
-		return record{}, fault.Because(errDamaged, fmt.Sprintf("record %s is damaged (%v)", path, damage), "restore it from a backup; or, if the job has not finished, move it away and name the command to cucriu run again: the job resumes from its checkpoints")
+		return record{}, fault.Because(damage, fmt.Sprintf("record %s is damaged (%v)", path, damage), "restore it from a backup; or, if the job has not finished, move it away and name the command to cucriu run again: the job resumes from its checkpoints")
 	}
 	if err != nil {
 		return record{}, fmt.Errorf("the job's record %s: %w", path, err)
@@ -82,8 +80,8 @@ func readRecord(o Options) (r record, change bool, err error) {
 	if len(o.Command) > 0 && !slices.Equal(o.Command, r.Command) {
 		return record{}, false, fmt.Errorf("%s is the directory of another job: %s: name another --dir, or leave out the command to continue that job", o.Dir, strings.Join(r.Command, " "))
 	}
-	if err := r.checkMoved(o.Dir); err != nil {
-		return record{}, false, err
+	if r.Dir != "" && !isSame(r.Dir, o.Dir) {
+		return record{}, false, fmt.Errorf("%s was moved or copied: the job's checkpoints can be restored as %s: move it back, or mount it there (mount --bind)", o.Dir, r.Dir)
 	}
 	if err := r.Input.check(o); err != nil {
 		return record{}, false, err
@@ -115,20 +113,11 @@ func newRecord(o Options) (record, error) {
 	return r, nil
 }
 
-func (r record) checkMoved(dir string) error {
-	if r.Dir == "" || isSame(r.Dir, dir) {
-		return nil
-	}
-	return fmt.Errorf("%s was moved or copied: the job's checkpoints can be restored as %s: move it back, or mount it there (mount --bind)", dir, r.Dir)
-}
-
-// CheckMoved fails if a job cannot be resumed in its directory, because that was another one when it began.
-func CheckMoved(dir string) error {
-	r, err := loadRecord(filepath.Join(dir, recordName))
-	if err != nil {
-		return err
-	}
-	return r.checkMoved(dir)
+// CheckRecord fails if the record of a job does not let cucriu run resume it, for example because its
+// directory was moved.
+func CheckRecord(dir string) error {
+	_, _, err := readRecord(Options{Dir: dir})
+	return err
 }
 
 // CheckMade fails if a job has made a checkpoint, by the log of its events, and the folder of all its

@@ -36,7 +36,8 @@ type supervisor struct {
 	signals *job.Signals
 	kept    []unix.Signal // those that came before the job was here
 	told    unix.Signal   // the one that said that the job is to leave, or not to come
-	asking  preemption    // the last one
+	asking  unix.Signal   // the last one of --preempt
+	askedAt time.Time     // when that came
 
 	timers timers
 	ended  chan struct{} // closed when the job's root process has ended; nil if that is known
@@ -89,10 +90,8 @@ func Run(ctx context.Context, hook *hooks.Hook, o Options, signals *job.Signals)
 	if c.record.Finished != nil {
 		return c.sayFinished(), nil
 	}
-	if !c.runsOn {
-		if err := CheckMade(o.Dir); err != nil {
-			return 0, err
-		}
+	if err := CheckMade(o.Dir); err != nil && !c.runsOn {
+		return 0, err
 	}
 	if o.User != "" {
 		if c.user, err = job.LookupAccount(o.User); err != nil {
@@ -239,8 +238,11 @@ func (s *supervisor) next(ctx context.Context) event {
 		return s.request(a)
 	case got := <-s.signals.Got():
 		sig := got.(unix.Signal)
-		if slices.Contains(s.Preempt, sig) && s.asking.isRepeated(sig) {
-			return s.next(ctx)
+		if slices.Contains(s.Preempt, sig) {
+			if sig == s.asking && time.Since(s.askedAt) < togetherTime {
+				return s.next(ctx)
+			}
+			s.asking, s.askedAt = sig, time.Now()
 		}
 		return s.signalled(sig)
 	}
@@ -270,24 +272,9 @@ func (s *supervisor) request(a *asked) event {
 	return e
 }
 
-// preemption is a signal that asks the job to leave.
-type preemption struct {
-	signal unix.Signal
-	at     time.Time
-}
-
 // togetherTime is how long a repetition of a signal is the same request: timeout(1) sends a signal to its
 // child, and then to the process group, which the child is in.
 const togetherTime = 2 * time.Second
-
-// isRepeated reports whether a signal only repeats the last request, and notes it if it does not.
-func (p *preemption) isRepeated(sig unix.Signal) bool {
-	if sig == p.signal && time.Since(p.at) < togetherTime {
-		return true
-	}
-	*p = preemption{sig, time.Now()}
-	return false
-}
 
 func (s *supervisor) signalled(sig unix.Signal) event {
 	e := happened(kindOf(sig, s.Preempt))
