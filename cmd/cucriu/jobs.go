@@ -395,7 +395,8 @@ are intact.
 
 They are read from disk, on all processors, and every byte is checked against its
 checksum. A checkpoint that is intact is marked as verified, one that is not as
-damaged: cucriu jobs list shows it. The exit status is 1 if anything is damaged.`,
+damaged: cucriu jobs list shows it. The exit status is 1 if anything is damaged or
+missing.`,
 		Example:           "  cucriu jobs verify train\n  cucriu jobs verify /var/lib/jobs/train 000012",
 		Args:              jobArgument(0, -1),
 		ValidArgsFunction: completeJob(true),
