@@ -395,7 +395,8 @@ are intact.
 
 They are read from disk, on all processors, and every byte is checked against its
 checksum. A checkpoint that is intact is marked as verified, one that is not as
-damaged: cucriu jobs list shows it. The exit status is 1 if anything is damaged.`,
+damaged: cucriu jobs list shows it. The exit status is 1 if anything is damaged or
+missing.`,
 		Example:           "  cucriu jobs verify train\n  cucriu jobs verify /var/lib/jobs/train 000012",
 		Args:              jobArgument(0, -1),
 		ValidArgsFunction: completeJob(true),
@@ -422,11 +423,11 @@ damaged: cucriu jobs list shows it. The exit status is 1 if anything is damaged.
 					fmt.Fprintln(cmd.OutOrStdout(), text)
 				}
 			}
-			err = show(cmd, reports, func(out io.Writer) {
+			err = errors.Join(jobs.CheckMade(v.job.Dir), show(cmd, reports, func(out io.Writer) {
 				if len(v.picked) == 0 {
 					fmt.Fprintf(out, "%s (%s) has no checkpoint\n", v.job.Name, v.job.Dir)
 				}
-			})
+			}))
 			if damaged > 0 {
 				err = errors.Join(err, fmt.Errorf("%d of %s of %s cannot be used: cucriu run resumes from the newest usable one", damaged, units.Count(len(v.picked), "checkpoint"), v.job.Name))
 			}

@@ -139,7 +139,7 @@ func listCheckpoints(cmd *cobra.Command, arg string) error {
 			return
 		}
 		writeCheckpoints(out, reports)
-	}), damagedOf(reports...))
+	}), damagedOf(reports...), jobs.CheckMade(v.job.Dir))
 }
 
 // damage says why a checkpoint cannot be used, and since when that is known.
@@ -273,7 +273,7 @@ func jobsShowCommand() *cobra.Command {
 The checkpoint is checked as cucriu run checks it before resuming from it: all files
 except the GPU pages are read and compared with their checksums, and whether this
 host can restore it is determined. Nothing is changed. The exit status is 1 if it is
-damaged.`,
+damaged, or if the job's directory was moved, copied or lacks its checkpoints.`,
 		Example:           "  cucriu jobs show train\n  cucriu jobs show /var/lib/jobs/train 000012",
 		Args:              jobArgument(0, 1),
 		ValidArgsFunction: completeJob(true),
@@ -292,12 +292,13 @@ damaged.`,
 			if owner, err := v.store.Owner(); err == nil && owner.Generation > 0 {
 				report.Owner = &owner
 			}
+			broken := errors.Join(jobs.CheckMade(v.job.Dir), jobs.CheckRecord(v.job.Dir))
 			if n := len(v.picked); n > 0 {
 				c := v.picked[n-1]
 				r := reportOf(c)
 				if err := v.store.Check(cmd.Context(), c); err != nil && c.Damage == nil {
 					r.Error = err.Error()
-				} else if err == nil && c.Damage == nil {
+				} else if err == nil && c.Damage == nil && broken == nil {
 					r.Here, r.WhyNotHere = takes(cmd.Context(), v.hook, c)
 					if report.Findings, err = jobs.CheckRestore(cmd.Context(), v.hook, c.Dir); err != nil {
 						return err
@@ -306,7 +307,7 @@ damaged.`,
 				}
 				report.Checkpoint = &r
 			}
-			err = show(cmd, report, func(out io.Writer) { writeJob(out, report) })
+			err = errors.Join(show(cmd, report, func(out io.Writer) { writeJob(out, report) }), broken)
 			if report.Checkpoint != nil {
 				err = errors.Join(err, damagedOf(*report.Checkpoint))
 			}

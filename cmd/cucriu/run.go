@@ -48,10 +48,10 @@ and shown here.
 
 A checkpoint is made every --every. The job is paused only until its memory has been
 copied. On a --preempt signal (SIGTERM) a last checkpoint is made, the job is ended,
-and the exit status is --requeue-status; a second signal ends it at once. Other
-signals are forwarded: to the whole process group those that a terminal sends there
-(Ctrl-C, Ctrl-\), to the first process SIGUSR1, SIGUSR2 and SIGALRM. Ctrl-Z stops
-cucriu run, and the job keeps running. With --tty the job has a terminal of its own,
+and the exit status is --requeue-status; a second signal, 2 s later or more, ends it
+at once. Other signals are forwarded: to the whole process group those that a terminal
+sends there (Ctrl-C, Ctrl-\), to the first process SIGUSR1, SIGUSR2 and SIGALRM. Ctrl-Z
+stops cucriu run, and the job keeps running. With --tty the job has a terminal of its own,
 on which Ctrl-C and Ctrl-Z work as usual.
 
 criu cannot dump an io_uring. Some programs open one if they can: torchrun and

@@ -7,6 +7,7 @@ import (
 	"io"
 	"os"
 	"path/filepath"
+	"strings"
 	"time"
 
 	"cucriu/hooks"
@@ -83,19 +84,20 @@ func Dump(ctx context.Context, hook *hooks.Hook, dir string, options Options) (R
 			return refused(err)
 		}
 	}
-	publish := func() error {
+	var unpublished error // why there is no image although criu has made one
+	publish := func() (err error) {
 		// Not earlier: where no process uses CUDA, the hook removes what it takes for an earlier
 		// dump's.
 		if record != nil {
-			if err := record.Write(partial); err != nil {
-				return err
-			}
+			err = record.Write(partial)
 		}
-		if err := image.Publish(partial, dir); err != nil {
-			return err
+		if err == nil {
+			err = image.Publish(partial, dir)
 		}
-		complete = true
-		return nil
+		if complete = err == nil; !complete {
+			unpublished = fmt.Errorf("the image could not be put in place: %w", err)
+		}
+		return unpublished
 	}
 	d, err := start(&noting, journal.KindDump, options, partial)
 	if err != nil {
@@ -135,6 +137,7 @@ func Dump(ctx context.Context, hook *hooks.Hook, dir string, options Options) (R
 	}
 	ended := time.Now()
 	s, err := watch.Finish(ctx, hook, d.kind, d.criu.Ident, d.cause)
+	noteUnpublished(s, unpublished, d.cause)
 	needed = s != nil && s.Outcome == "" || s == nil && err != nil // also while another program holds the job
 	if s != nil && s.Outcome == journal.OutcomeRunning {
 		ended = time.Now()
@@ -152,12 +155,13 @@ func Dump(ctx context.Context, hook *hooks.Hook, dir string, options Options) (R
 	}
 	if leavesRunning {
 		if err := publish(); err != nil {
+			noteUnpublished(s, err, d.cause)
 			if options.Hold != nil {
 				_, backErr := watch.Decide(context.WithoutCancel(ctx), hook, options.Hold.ID, journal.DecisionGo)
 				needed = backErr != nil
 				err = errors.Join(err, backErr)
 			}
-			return Result{Session: statusIf(s), Log: d.logPath()}, errors.Join(fmt.Errorf("the image could not be completed: %w", err), session.CheckEnded(s, root))
+			return Result{Session: statusIf(s), Log: d.logPath()}, errors.Join(err, session.CheckEnded(s, root))
 		}
 		if s != nil {
 			s.Update(func() { s.CommittedDir = dir })
@@ -183,6 +187,18 @@ func Dump(ctx context.Context, hook *hooks.Hook, dir string, options Options) (R
 	}
 	r.Downtime = ended.Sub(locked)
 	return r, nil
+}
+
+// noteUnpublished has the journal say why there is no image, and not why criu failed because of that.
+func noteUnpublished(s *journal.Session, why error, cause string) {
+	if s == nil || why == nil || s.Outcome == "" {
+		return
+	}
+	s.Update(func() {
+		_, outcome, _ := strings.Cut(strings.TrimSuffix(s.Message, "; the cause: "+cause), "; ")
+		s.Message = fmt.Sprintf("%v; %s", why, outcome)
+	})
+	_ = s.Save() // the job keeps running all the same
 }
 
 func copyFile(from, to string) error {

@@ -2,6 +2,7 @@ package engine
 
 import (
 	"context"
+	"errors"
 	"sync"
 
 	"golang.org/x/sys/unix"
@@ -73,6 +74,9 @@ func (p *prefault) advise(ctx context.Context, r proc.Range) (err error) {
 }
 
 func (p *prefault) warn(err error) {
+	if errors.Is(err, context.Canceled) { // whoever has cancelled it is told
+		return
+	}
 	p.Log.Warn("the memory for the checkpoint could not be prefaulted by several threads; it takes longer", "pid", p.target.PID, "error", err)
 }
 

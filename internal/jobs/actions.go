@@ -29,7 +29,11 @@ func (s *supervisor) do(ctx context.Context, a life.Action) {
 	case life.Hasten:
 		s.told = e.signal
 		s.setLeaving(true)
-		s.tell(Event{Event: EventPreempted, Message: fmt.Sprintf("got %s: %s leaves this host", unix.SignalName(e.signal), s.name)})
+		next := "making a last checkpoint"
+		if e.Late {
+			next = s.name + " leaves this host"
+		}
+		s.tell(Event{Event: EventPreempted, Message: fmt.Sprintf("got %s: %s", unix.SignalName(e.signal), next)})
 		s.checkpointer.endHousekeeping()
 	case life.Stay:
 		s.setLeaving(false)
@@ -89,8 +93,6 @@ func (s *supervisor) do(ctx context.Context, a life.Action) {
 
 // attend begins to wait for what happens to a job that is here.
 func (s *supervisor) attend(ctx context.Context) {
-	s.signals.PutBack(s.kept...)
-	s.kept = nil
 	if s.record.Input == inputTerminal && s.Terminal != nil {
 		var err error
 		s.console, err = openConsole(s.Terminal, s.sandbox)

@@ -64,7 +64,9 @@ func (s *checkpointer) last(ctx context.Context, reason, request string) (store.
 		err = fmt.Errorf("%w: %w", cause, err)
 	}
 	message := fmt.Sprintf("no last checkpoint: %v", err)
-	if request != "" {
+	if request == "" { // whatever the dump says, the job leaves
+		message = strings.ReplaceAll(message, "; the job keeps running", "")
+	} else {
 		message = fmt.Sprintf("asked to %s, but %s", request, message)
 	}
 	s.tell(Event{Event: EventFailed, Message: message})

@@ -93,6 +93,9 @@ func (in *instance) ask(ctx context.Context, r inside.Request) (a inside.Answer,
 	}
 	to.Close()
 	if waitErr := cmd.Wait(); waitErr != nil || err != nil {
+		if ctx.Err() != nil { // it was given up
+			return inside.Answer{}, context.Cause(ctx)
+		}
 		return inside.Answer{}, fmt.Errorf("%s in the job's sandbox: %w", r.Op, errors.Join(waitErr, err))
 	}
 	if a.Error != "" {

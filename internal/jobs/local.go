@@ -1,6 +1,7 @@
 package jobs
 
 import (
+	"encoding/json"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -34,7 +35,7 @@ const (
 	StateStopped    State = "stopped by user"
 	StateFinished   State = "finished" // with exit status 0
 	StateEnded      State = "ended"    // with another one
-	StateDamaged    State = "damaged"  // none of its checkpoints can be used
+	StateDamaged    State = "damaged"  // none of its checkpoints can be used, or its record cannot be read
 	StateFailed     State = "failed"   // it could not be started or resumed
 	StateMoving     State = "moving"   // it was ended here while it moves to another host
 	StateMoved      State = "moved"    // to another host
@@ -106,6 +107,9 @@ func (l *Local) settle() {
 		return
 	}
 	r, err := loadRecord(filepath.Join(l.Dir, recordName))
+	if errors.As(err, new(*json.SyntaxError)) {
+		l.State = StateDamaged
+	}
 	if err != nil {
 		return
 	}

@@ -15,6 +15,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"cucriu/internal/durable"
+	"cucriu/internal/fault"
 	"cucriu/internal/jobs/sandbox"
 )
 
@@ -56,6 +57,9 @@ func loadRecord(path string) (r record, err error) {
 	err = durable.ReadJSON(path, &r)
 	if err == nil && (r.Version != recordVersion || len(r.Command) == 0) {
 		err = fmt.Errorf("it has version %d, but this cucriu reads version %d", r.Version, recordVersion)
+	}
+	if damage := new(json.SyntaxError); errors.As(err, &damage) {
+		return record{}, fault.Because(damage, fmt.Sprintf("record %s is damaged (%v)", path, damage), "restore it from a backup; or, if the job has not finished, move it away and name the command to cucriu run again: the job resumes from its checkpoints")
 	}
 	if err != nil {
 		return record{}, fmt.Errorf("the job's record %s: %w", path, err)
@@ -107,6 +111,30 @@ func newRecord(o Options) (record, error) {
 		r.Name = filepath.Base(o.Dir)
 	}
 	return r, nil
+}
+
+// CheckRecord fails if the record of a job does not let cucriu run resume it, for example because its
+// directory was moved.
+func CheckRecord(dir string) error {
+	_, _, err := readRecord(Options{Dir: dir})
+	return err
+}
+
+// CheckMade fails if a job has made a checkpoint, by the log of its events, and the folder of all its
+// checkpoints is missing. The folder is there, though empty, where they were removed one by one.
+func CheckMade(dir string) error {
+	folder := filepath.Join(dir, "checkpoints")
+	r, err := loadRecord(filepath.Join(dir, recordName))
+	if _, missing := os.Lstat(folder); err != nil || !errors.Is(missing, fs.ErrNotExist) {
+		return nil // which others tell
+	}
+	data, _ := os.ReadFile(filepath.Join(dir, eventsName)) // a full disk may have prevented it
+	for line := range bytes.Lines(data) {
+		if e := (Event{}); json.Unmarshal(line, &e) == nil && e.Event == EventCheckpoint && e.At.After(r.Begun) {
+			err = fmt.Errorf("checkpoint %s of %s is recorded, but %s is missing: bring it back, or remove the job with cucriu jobs rm", e.Checkpoint, e.At.Local().Format(time.DateTime), folder)
+		}
+	}
+	return err
 }
 
 // isSame reports whether two paths lead to one directory.

@@ -15,6 +15,7 @@ import (
 	"cucriu/hooks/preflight"
 	"cucriu/internal/durable"
 	"cucriu/internal/jobs/inside"
+	"cucriu/internal/fault"
 	"cucriu/internal/jobs/store"
 )
 
@@ -32,6 +33,9 @@ type Removal struct {
 func Remove(ctx context.Context, hook *hooks.Hook, job Local, agreed, keepOutput bool) (r Removal, err error) {
 	refuse := func(err error) (Removal, error) {
 		return r, preflight.AsRefusal(fmt.Errorf("%s (%s) is not removed: %w", job.Name, job.Dir, err))
+	}
+	if job.PID != 0 {
+		return r, preflight.AsRefusal(fault.New(job.Name+" is running", "end it first with cucriu jobs stop "+job.Name))
 	}
 	r = Removal{Job: job.Name, Dir: job.Dir, Checkpoints: []string{}, Left: []string{}}
 	if _, err := loadRecord(filepath.Join(job.Dir, recordName)); err != nil {

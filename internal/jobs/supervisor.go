@@ -36,6 +36,8 @@ type supervisor struct {
 	signals *job.Signals
 	kept    []unix.Signal // those that came before the job was here
 	told    unix.Signal   // the one that said that the job is to leave, or not to come
+	asking  unix.Signal   // the last one of --preempt
+	askedAt time.Time     // when that came
 
 	timers timers
 	ended  chan struct{} // closed when the job's root process has ended; nil if that is known
@@ -87,6 +89,9 @@ func Run(ctx context.Context, hook *hooks.Hook, o Options, signals *job.Signals)
 	}
 	if c.record.Finished != nil {
 		return c.sayFinished(), nil
+	}
+	if err := CheckMade(o.Dir); err != nil && !c.runsOn {
+		return 0, err
 	}
 	if o.User != "" {
 		if c.user, err = job.LookupAccount(o.User); err != nil {
@@ -191,6 +196,11 @@ func (s *supervisor) handle(ctx context.Context, e event) {
 
 // next waits for an event.
 func (s *supervisor) next(ctx context.Context) event {
+	if s.life.Phase == life.Running && len(s.kept) > 0 {
+		sig := s.kept[0]
+		s.kept = s.kept[1:]
+		return s.signalled(sig)
+	}
 	var due, look <-chan time.Time
 	if s.life.Waits() {
 		due, look = s.timers.due.C, s.timers.look.C
@@ -227,9 +237,14 @@ func (s *supervisor) next(ctx context.Context) event {
 	case a := <-requests:
 		return s.request(a)
 	case got := <-s.signals.Got():
-		e := happened(kindOf(got.(unix.Signal), s.Preempt))
-		e.signal = got.(unix.Signal)
-		return e
+		sig := got.(unix.Signal)
+		if slices.Contains(s.Preempt, sig) {
+			if sig == s.asking && time.Since(s.askedAt) < togetherTime {
+				return s.next(ctx)
+			}
+			s.asking, s.askedAt = sig, time.Now()
+		}
+		return s.signalled(sig)
 	}
 	e := happened(life.Cancelled)
 	e.err = context.Cause(ctx)
@@ -254,6 +269,16 @@ func (s *supervisor) request(a *asked) event {
 		e.move, e.err = ReadMove(s.Dir)
 		e.OK = e.err == nil && e.move.State == MoveLeaving
 	}
+	return e
+}
+
+// togetherTime is how long a repetition of a signal is the same request: timeout(1) sends a signal to its
+// child, and then to the process group, which the child is in.
+const togetherTime = 2 * time.Second
+
+func (s *supervisor) signalled(sig unix.Signal) event {
+	e := happened(kindOf(sig, s.Preempt))
+	e.signal = sig
 	return e
 }
 

@@ -65,9 +65,9 @@ func connect(ctx context.Context, o *Options, id, fingerprint string) (*remote, 
 		if r.err != nil && !isLost(err) {
 			err = fmt.Errorf("%w (%s: %w)", err, o.RSH[0], r.err)
 		}
-		if exit := new(exec.ExitError); errors.As(err, &exit) && exit.Exited() && isLost(err) {
+		if errors.Is(err, wire.ErrClosed) && cmd.ProcessState.Exited() {
 			try := strings.Join(slices.Concat(o.RSH, []string{o.Host}, strings.Fields(o.Remote), []string{"--version"}), " ")
-			return nil, fmt.Errorf("cannot start cucriu on %s (exit %d); try: %s", o.Host, exit.ExitCode(), try)
+			return nil, fmt.Errorf("cannot start cucriu on %s (exit %d); try: %s", o.Host, cmd.ProcessState.ExitCode(), try)
 		}
 		return nil, fmt.Errorf("cucriu on %s does not answer: %w", o.Host, err)
 	}

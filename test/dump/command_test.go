@@ -110,6 +110,26 @@ func TestCommandDumpsATreeWithoutCUDA(t *testing.T) {
 	})
 }
 
+// TestAnImageThatCannotBePutInPlace because somebody has written there meanwhile: the session says so.
+func TestAnImageThatCannotBePutInPlace(t *testing.T) {
+	testenv.Isolated(t, func(t *testing.T) {
+		host := testenv.NewHost(t, 1)
+		job := host.Start(1)
+		for _, flags := range [][]string{nil, {"-R"}} {
+			images, config := testenv.NewImages(t), filepath.Join(t.TempDir(), "criu.conf")
+			script := testenv.Script(t, `[ "$CRTOOLS_SCRIPT_ACTION" != pre-dump ] || mkdir -p `+images+`/somebodys`)
+			testenv.WriteFile(t, config, "action-script "+script+"\n")
+			out := testenv.Exits(t, host, 1, append([]string{"dump", "-t", job.Root(), "-D", images, "--criu-config", config}, flags...)...)
+			job.Runs()
+			all := host.Sessions()
+			message := all[len(all)-1].Message
+			if !strings.HasPrefix(message, "the image could not be put in place: image directory "+images+": ") || !strings.HasSuffix(message, "; the job keeps running") {
+				t.Errorf("dump %v: the session says %q, and the command:\n%s", flags, message, out)
+			}
+		}
+	})
+}
+
 func TestCommandForegroundPassesSignalsAndTheStatus(t *testing.T) {
 	testenv.Isolated(t, func(t *testing.T) {
 		host := testenv.NewHost(t, 1)

@@ -67,7 +67,7 @@ func TestEachStateHasItsName(t *testing.T) {
 		state("preempted", "0")
 
 		a.run("--metrics", file)
-		a.cucriu(3, "is not removed: job directory", "jobs", "rm", "train", "--yes")
+		a.cucriu(3, "train is running: end it first with cucriu jobs stop train", "jobs", "rm", "train", "--yes")
 		a.finish()
 		state("finished", "0")
 		a.metric(file, `exit_status{job="train"} 0`)

@@ -40,18 +40,20 @@ func TestWhatCannotMoveIsRefused(t *testing.T) {
 			status int
 			says   string
 		}{
-			"to its own host":          {[]string{"-t", w.Root(), "--to", "b", "--rsh", here}, 3, "error: at the destination: this is the host on which the job runs\n"},
-			"a long job, the same":     {[]string{"--job", "train", "--to", "b", "--rsh", here}, 3, "nothing has to be sent"},
-			"nobody":                   {[]string{"-t", "13999", "--to", "b"}, 3, "process 13999: does not exist"},
-			"a child":                  {[]string{"-t", strconv.Itoa(child.PID), "--to", "b"}, 3, "nothing was touched"},
-			"an ancestor":              {[]string{"-t", "1", "--to", "b"}, 3, "the long job train is below process 1"},
-			"a process of a long job":  {[]string{"-t", strconv.Itoa(inPlace.PID), "--to", "b"}, 3, "belongs to the long job train, which moves as a whole: cucriu migrate --job train --to b\n"},
-			"who runs a long job":      {[]string{"-t", supervisorOf(t, p.A), "--to", "b"}, 3, "and must be moved by itself: cucriu migrate --job train --to b\n"},
-			"no long job":              {[]string{"--job", "nothing", "--to", "b"}, 3, `no job on this host is named "nothing"`},
-			"nobody reachable":         {[]string{"-t", w.Root(), "--to", "nobody"}, 3, "cannot start cucriu on nobody (exit 255); try: ssh nobody cucriu --version"},
-			"without cucriu there":     {[]string{"-t", w.Root(), "--to", "b", "--remote-cucriu", "/nothing/cucriu"}, 3, "cannot start cucriu on b (exit 127); try: ssh b /nothing/cucriu --version"},
-			"a thread":                 {[]string{"-t", thread, "--to", "b"}, 3, "is a thread of process " + w.Root()},
-			"a directory for everyone": {[]string{"-t", w.Root(), "--to", "b", "--stage", "/tmp/open"}, 3, "others may write"},
+			"to its own host":           {[]string{"-t", w.Root(), "--to", "b", "--rsh", here}, 3, "error: at the destination: this is the host on which the job runs\n"},
+			"a long job, the same":      {[]string{"--job", "train", "--to", "b", "--rsh", here}, 3, "nothing has to be sent"},
+			"nobody":                    {[]string{"-t", "13999", "--to", "b"}, 3, "process 13999: does not exist"},
+			"a child":                   {[]string{"-t", strconv.Itoa(child.PID), "--to", "b"}, 3, "nothing was touched"},
+			"an ancestor":               {[]string{"-t", "1", "--to", "b"}, 3, "the long job train is below process 1"},
+			"a process of a long job":   {[]string{"-t", strconv.Itoa(inPlace.PID), "--to", "b"}, 3, "belongs to the long job train, which moves as a whole: cucriu migrate --job train --to b\n"},
+			"who runs a long job":       {[]string{"-t", supervisorOf(t, p.A), "--to", "b"}, 3, "and must be moved by itself: cucriu migrate --job train --to b\n"},
+			"no long job":               {[]string{"--job", "nothing", "--to", "b"}, 3, `no job on this host is named "nothing"`},
+			"nobody reachable":          {[]string{"-t", w.Root(), "--to", "nobody"}, 3, "cannot start cucriu on nobody (exit 255); try: ssh nobody cucriu --version"},
+			"without cucriu there":      {[]string{"-t", w.Root(), "--to", "b", "--remote-cucriu", "/nothing/cucriu"}, 3, "cannot start cucriu on b (exit 127); try: ssh b /nothing/cucriu --version"},
+			"a shell that fails":        {[]string{"--job", "train", "--to", "b", "--rsh", "false"}, 3, "cannot start cucriu on b (exit 1); try: false b cucriu --version"},
+			"a shell that does nothing": {[]string{"--job", "train", "--to", "b", "--rsh", "true"}, 3, "cannot start cucriu on b (exit 0); try: true b cucriu --version"},
+			"a thread":                  {[]string{"-t", thread, "--to", "b"}, 3, "is a thread of process " + w.Root()},
+			"a directory for everyone":  {[]string{"-t", w.Root(), "--to", "b", "--stage", "/tmp/open"}, 3, "others may write"},
 		} {
 			out, err := p.A.Try("cucriu", append([]string{"migrate"}, c.args...)...)
 			if status := testenv.ExitStatus(err); status != c.status || !strings.Contains(out, c.says) {

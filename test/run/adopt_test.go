@@ -165,7 +165,7 @@ func TestAnAdoptedJobOutlivesItsFirstCheckpoint(t *testing.T) {
 	for name, cut := range map[string]func(w *world, s *stop, pid int, r *run) *run{
 		"of its supervisor": func(_ *world, s *stop, _ int, r *run) *run {
 			r.signal(unix.SIGTERM)
-			r.says("got SIGTERM: D leaves this host")
+			r.says("got SIGTERM: making a last checkpoint")
 			r.signal(unix.SIGTERM)
 			r.givesUp()
 			s.goOn()

@@ -60,7 +60,7 @@ func TestAJobToldToLeaveHasNotFinished(t *testing.T) {
 		r = w.runAs(s.host)
 		s.await(r)
 		r.signal(unix.SIGTERM)
-		r.says("got SIGTERM: D leaves this host")
+		r.says("got SIGTERM: making a last checkpoint")
 		r.awaits("that is on record", func() bool { place := w.place(); return place != nil && place.Leaving })
 		w.stop(0) // as a program may at this signal
 		w.exited()

@@ -25,7 +25,7 @@ func TestAPreemptedJobGoesOnWhereItWas(t *testing.T) {
 		w.ticks(5)
 		for i := range 3 {
 			r.signal(unix.SIGTERM)
-			r.ends(requeue, "leaves this host", fmt.Sprintf("the same command resumes from checkpoint 00000%d", i+1))
+			r.ends(requeue, "making a last checkpoint", fmt.Sprintf("the same command resumes from checkpoint 00000%d", i+1))
 			w.nothingLeft()
 			ticks := w.report().Tick
 			r = w.goesOn(w.newest())
@@ -95,6 +95,31 @@ func TestASecondSignalEndsTheJobAtOnce(t *testing.T) {
 	})
 }
 
+// TestASignalThatIsSentTwiceIsOneRequest: timeout(1) sends it to its child and to the process group.
+func TestASignalThatIsSentTwiceIsOneRequest(t *testing.T) {
+	testenv.Simulated(t, func(t *testing.T) {
+		w := newWorld(t)
+		w.flags = []string{"--every", "0"}
+		r := w.run()
+		w.ticks(5)
+		s := w.stopAt("dump.inspect")
+		r.kill()
+		r = w.runAs(s.host)
+		r.says("supervised again")
+		for range 3 {
+			must(t, r.cmd.Process.Signal(unix.SIGTERM))
+			time.Sleep(10 * time.Millisecond)
+		}
+		s.await(r)
+		s.goOn()
+		r.ends(requeue, "got SIGTERM: making a last checkpoint", "checkpoint 000001: paused for")
+		w.finish(w.goesOn("000001"))
+		if again := inOrder(t, w); again != 0 {
+			t.Errorf("%d ticks were done twice", again)
+		}
+	})
+}
+
 // TestASecondSignalCutsOffTheWayToTheStore, and the image that was on it becomes a checkpoint at
 // the next start. Nothing of it counts before.
 func TestASecondSignalCutsOffTheWayToTheStore(t *testing.T) {
@@ -120,10 +145,13 @@ func TestASecondSignalCutsOffTheWayToTheStore(t *testing.T) {
 						r.awaits("the image is on its way", hangs)
 					}
 					r.signal(unix.SIGTERM)
-					r.says("leaves this host")
+					r.says("making a last checkpoint")
 					r.awaits("the image is on its way", hangs)
 					r.signal(unix.SIGTERM)
 					r.endsSoon(testenv.Soon/2, requeue, "got a second signal")
+					if strings.Contains(r.said(), "file already closed") || strings.Contains(r.said(), "the job keeps running") {
+						t.Error("it says too much of a last checkpoint that was cut off")
+					}
 					w.noProcesses()
 					if now := w.newest(); now != newest {
 						t.Errorf("the newest checkpoint was %s, and is %s", newest, now)

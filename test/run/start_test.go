@@ -31,6 +31,28 @@ func TestAJobThatHasFinishedIsNotStartedAgain(t *testing.T) {
 	})
 }
 
+// TestAJobWhoseCheckpointsAreMissingIsNotStartedAnew, and nothing is changed.
+func TestAJobWhoseCheckpointsAreMissingIsNotStartedAnew(t *testing.T) {
+	testenv.Simulated(t, func(t *testing.T) {
+		w := newWorld(t)
+		w.flags = []string{"--every", "0"}
+		r := w.run()
+		w.ticks(3)
+		r.signal(unix.SIGTERM)
+		r.ends(requeue)
+		away := filepath.Join(t.TempDir(), "away")
+		rename(t, filepath.Join(w.dir, "checkpoints"), away)
+		before := tree(t, w.dir)
+		w.run().ends(125, "checkpoint 000001 of ", "is recorded, but "+w.dir+"/checkpoints is missing: bring it back, or remove the job with cucriu jobs rm")
+		if after := tree(t, w.dir); after != before {
+			t.Errorf("%s was\n%s\nand is\n%s", w.dir, before, after)
+		}
+		rename(t, away, filepath.Join(w.dir, "checkpoints"))
+		w.finish(w.goesOn("000001"))
+		inOrder(t, w)
+	})
+}
+
 // TestTheStatusOfTheJobIsTheStatusOfTheCommand, and a job that has failed may go on.
 func TestTheStatusOfTheJobIsTheStatusOfTheCommand(t *testing.T) {
 	testenv.Simulated(t, func(t *testing.T) {
@@ -137,10 +159,10 @@ func TestOneDirectoryHasOneSupervisor(t *testing.T) {
 		w := newWorld(t)
 		r := w.run("--every", "0")
 		r.says("D: ")
-		w.run().ends(125, "in use by process")
+		w.run().ends(125, "D already runs here, under cucriu run (process ")
 		other := *w
 		other.command = []string{"/bin/true"}
-		other.run().ends(125, "in use by process")
+		other.run().ends(125, "D already runs here, under cucriu run (process ")
 		w.ticks(1)
 		r.kill()
 		other.run().ends(125, "is the directory of another job")

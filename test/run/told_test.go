@@ -89,7 +89,7 @@ func TestASignalDuringARestore(t *testing.T) {
 		r.signal(unix.SIGUSR1)
 		r.says("got SIGUSR1 while D is being started or resumed")
 		s.goOn()
-		r.ends(requeue, "leaves this host") // with a last checkpoint, if the restore has ended before it is given up
+		r.ends(requeue) // with a last checkpoint, if the restore has ended before it is given up
 		w.nothingLeft()
 		if now := w.newest(); now < newest {
 			t.Errorf("the newest checkpoint was %s, and is %s", newest, now)

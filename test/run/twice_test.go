@@ -120,7 +120,7 @@ func TestAJobWhoseDirectoryVanishesIsNotStartedTwice(t *testing.T) {
 				dir := w.dir
 				v.do(t, w, backup)
 				before := tree(t, w.dir)
-				w.run().ends(125, "in use by process")
+				w.run().ends(125, "D already runs here, under cucriu run (process ")
 				if after := tree(t, w.dir); after != before {
 					t.Errorf("a refused command has changed %s: it was\n%s\nand is\n%s", w.dir, before, after)
 				}

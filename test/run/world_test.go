@@ -103,6 +103,8 @@ type run struct {
 	out, err string // the files with its output
 	had      int    // the number of the newest checkpoint when it was started
 	done     chan struct{}
+	last     unix.Signal // that was sent
+	lastAt   time.Time
 }
 
 // run starts a supervisor for the job.
@@ -197,8 +199,13 @@ func (r *run) ends(status int, says ...string) {
 	}
 }
 
+// signal sends a signal. A repetition of one is sent when it is no longer taken for the same request.
 func (r *run) signal(sig unix.Signal) {
 	r.w.t.Helper()
+	if sig == r.last {
+		time.Sleep(time.Until(r.lastAt.Add(2500 * time.Millisecond)))
+	}
+	r.last, r.lastAt = sig, time.Now()
 	if err := r.cmd.Process.Signal(sig); err != nil {
 		r.w.t.Fatal(err)
 	}

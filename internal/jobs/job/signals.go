@@ -65,16 +65,6 @@ func (s *Signals) PassTo(job *Job) {
 // Got are the signals, for a starter that passes them on itself.
 func (s *Signals) Got() <-chan os.Signal { return s.got }
 
-// PutBack has signals come again that were got and not looked at.
-func (s *Signals) PutBack(signals ...unix.Signal) {
-	for _, sig := range signals {
-		select {
-		case s.got <- sig:
-		default: // so many that one more says nothing new
-		}
-	}
-}
-
 // IsForGroup reports whether a terminal sends this signal to all processes of a job.
 func IsForGroup(sig os.Signal) bool { return slices.Contains(toGroup(), sig) }
 

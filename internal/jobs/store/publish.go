@@ -22,7 +22,9 @@ import (
 	"cucriu/internal/criuimage"
 	"cucriu/internal/durable"
 	"cucriu/internal/failpoint"
+	"cucriu/internal/fault"
 	"cucriu/internal/image"
+	"cucriu/internal/units"
 )
 
 // The steps of a change, at which tests interrupt it.
@@ -178,6 +180,9 @@ func (p *publication) listStaged() (names []string, err error) {
 			return fmt.Errorf("the staged image: %s is neither a file nor a directory", name)
 		default:
 			names = append(names, name)
+			if info, err := entry.Info(); err == nil {
+				p.room.need += info.Size()
+			}
 		}
 		return nil
 	})
@@ -328,12 +333,15 @@ const reserveBytes = 64 << 20
 type room struct {
 	mutex sync.Mutex
 	left  int64 // may be written before the next look
+	need  int64 // of the whole image, if none of it is shared
+	taken int64
 }
 
 // take fails if n more bytes would leave too little room.
 func (r *room) take(dir string, n int) error {
 	r.mutex.Lock()
 	defer r.mutex.Unlock()
+	r.taken += int64(n)
 	if r.left -= int64(n); r.left >= 0 {
 		return nil
 	}
@@ -346,7 +354,8 @@ func (r *room) take(dir string, n int) error {
 	reserve := min(reserveBytes, size/32)
 	// Another process may write as well: the room is not taken up to the last byte.
 	if r.left = min(r.left, (free-reserve)/2-int64(n)); free-int64(n) < reserve {
-		return fmt.Errorf("%d MiB are free, and %d MiB are reserved: %w", free>>20, reserve>>20, unix.ENOSPC)
+		had := max(0, free+r.taken-int64(n)-reserve)
+		return fault.Because(unix.ENOSPC, fmt.Sprintf("the image takes up to %s, and %s has %s free for it", units.Size(r.need), filepath.Dir(dir), units.Size(had)), fmt.Sprintf("free %s there", units.Size(max(r.need, r.taken)-had)))
 	}
 	return nil
 }

@@ -6,6 +6,7 @@ import (
 	"maps"
 	"os"
 	"path/filepath"
+	"regexp"
 	"strings"
 	"sync/atomic"
 	"testing"
@@ -147,6 +148,9 @@ func TestAFullDiskHarmsNoOlderCheckpoint(t *testing.T) {
 	_, err := s.Publish(t.Context(), staged, goodInfo(t))
 	if !errors.Is(err, unix.ENOSPC) {
 		t.Fatalf("error %v, want ENOSPC", err)
+	}
+	if !regexp.MustCompile(`the image takes up to [\d.]+ MiB, and .*/job/checkpoints has [\d.]+ MiB free for it: free [\d.]+ MiB there$`).MatchString(err.Error()) {
+		t.Error(err)
 	}
 	if diff := cmp.Diff(before, content(t, s.Dir())); diff != "" {
 		t.Fatal("the directory is not as it was")
