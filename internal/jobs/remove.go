@@ -14,8 +14,8 @@ import (
 	"cucriu/hooks"
 	"cucriu/hooks/preflight"
 	"cucriu/internal/durable"
-	"cucriu/internal/jobs/inside"
 	"cucriu/internal/fault"
+	"cucriu/internal/jobs/inside"
 	"cucriu/internal/jobs/store"
 )
 
