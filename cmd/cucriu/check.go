@@ -73,7 +73,7 @@ forced: ` + strings.Join(preflight.Forceable(), ", ") + `.`,
 			case dir != "":
 				more, err = jobs.CheckRestore(cmd.Context(), hook, dir)
 			}
-			if err != nil {
+			if err != nil && findings.Err() == nil { // else what this machine lacks is the cause
 				return err
 			}
 			// A job or an image that fails because of the machine's driver reports this again.

@@ -13,6 +13,7 @@ import (
 	"cucriu/hooks"
 	"cucriu/hooks/checkpoint"
 	"cucriu/hooks/config"
+	"cucriu/hooks/preflight"
 )
 
 func stateCommand() *cobra.Command {
@@ -178,6 +179,9 @@ to their own. If a GPU lacks the memory, nothing is changed.`,
 				resumed, err = checkpoint.Resume(cmd.Context(), hook, processes, force)
 				return err
 			})
+			if len(resumed) == 0 && err == nil && len(pairs) > 0 {
+				return preflight.AsRefusal(fmt.Errorf("nothing to resume: already running, so --map has no effect: cucriu suspend -p %s first", somePIDs(processes)))
+			}
 			return errors.Join(err, warned(show(cmd, resumed, func(out io.Writer) {
 				for _, s := range resumed {
 					fmt.Fprintf(out, "%s: %s\n", somePIDs(s.PIDs()), s.Message)

@@ -86,16 +86,10 @@ func imageFindings(ctx context.Context, hook *hooks.Hook, dir string, check file
 	if absent := inspect.PresentFindings(dir); len(absent) > 0 {
 		return absent, nil
 	}
-	if _, err := os.Stat(filepath.Join(dir, "inventory.img")); errors.Is(err, os.ErrNotExist) {
-		return nil, nil // criu's images are streamed
+	if criuimage.IsStreamed(dir) {
+		return nil, nil
 	}
-	if err := criuimage.CheckWhole(dir); err != nil {
-		return preflight.Findings{preflight.Found(preflight.FindingImage, err)}, nil
-	}
-	tree, err := criuimage.ReadTree(dir)
-	if err == nil {
-		err = tree.CheckFiles(dir)
-	}
+	tree, err := criuimage.Check(dir)
 	if err != nil {
 		return preflight.Findings{preflight.Found(preflight.FindingImage, err)}, nil
 	}

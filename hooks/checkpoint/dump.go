@@ -46,10 +46,11 @@ func Dump(ctx context.Context, hook *hooks.Hook, dir string, options Options) (R
 	if err != nil {
 		return refused(err)
 	}
-	partial, err := hook.NewPartial(dir)
+	partial, claim, err := hook.NewPartial(dir)
 	if err != nil {
 		return refused(err)
 	}
+	defer claim.Close()
 	complete := false // whether there is an image
 	needed := false   // whether the job has yet to be restored from partial
 	defer func() {
@@ -103,7 +104,7 @@ func Dump(ctx context.Context, hook *hooks.Hook, dir string, options Options) (R
 	if err != nil {
 		return refused(err)
 	}
-	d.stage.Prefetched = prefetched
+	d.stage.Prefetched, d.stage.Claim = prefetched, claim
 	if relinks {
 		d.stage.Stopped = func() error {
 			removed, err := inspect.RemovedNames(int(options.RPC.GetPid()))

@@ -124,7 +124,7 @@ func start(hook *hooks.Hook, kind journal.Kind, options Options, imagesDir strin
 	d := &criuSession{hook: hook, kind: kind, options: options, begun: time.Now()}
 	path, err := criuutil.LookCriu(options.Path)
 	if err != nil {
-		return nil, err
+		return nil, preflight.Findings{preflight.Found(preflight.FindingCriuMissing, err)}.Err()
 	}
 	d.path = path
 	if err := d.prepareWorkDir(); err != nil {

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"path/filepath"
+	"strings"
 
 	"cucriu/criuutil"
 	"cucriu/hooks"
@@ -73,5 +74,6 @@ func restoreOutcome(s *journal.Session, answered bool) string {
 	case s.Outcome == journal.OutcomeLeft:
 		return ""
 	}
-	return s.Message
+	outcome, _, _ := strings.Cut(s.Message, "; the cause: ") // which the error has
+	return outcome
 }

@@ -123,7 +123,7 @@ var topics = []Topic{
 		{FindingNoProcess, refuses, "no process has this pid, or it is a thread's", "name a process of the job (ps, or cucriu status)", !forced},
 		{FindingZombie, refuses, "the process has ended, and its parent has not reaped it", "name a running process", !forced},
 		{FindingKernelThread, refuses, "the pid is that of a kernel thread", "name a process of the job (ps, or cucriu status)", !forced},
-		{FindingSession, refuses, "processes of the tree are suspended. A warning if another dump, suspend or resume is in progress: a dump waits for it", "`cucriu resume -p PID`", !forced},
+		{FindingSession, refuses, "processes of the tree are suspended, or another `cucriu dump` is about to end them. A warning if another dump, suspend or resume is in progress: a dump waits for it", "`cucriu resume -p PID`", !forced},
 		{FindingImageDirectory, refuses, "the directory is not empty, is a mount point or a file, or cannot be made. A dump never overwrites another", "name another directory", !forced},
 		{FindingForkedChild, informs, "children of a CUDA process hold its devices: [more](#forked-child)", "nothing needs to be done: a dump removes them from the child", forced},
 		{FindingNVIDIADevice, refuses, "a process holds NVIDIA devices, but no CUDA state that could be saved: [more](#nvidia-device)", "end it, or let it close the devices, before the dump", forced},

@@ -11,6 +11,8 @@ import (
 	"github.com/checkpoint-restore/go-criu/v7/magic"
 	"golang.org/x/sys/unix"
 	"google.golang.org/protobuf/proto"
+
+	"cucriu/internal/fault"
 )
 
 // maxImageBytes is the largest image that is read as a whole. Page images are never read.
@@ -122,5 +124,8 @@ func damaged(dir, name string, err error) error {
 }
 
 func missing(dir, name string, err error) error {
-	return fmt.Errorf("no image %s: not a complete dump of criu's: %w", filepath.Join(dir, name), err)
+	if !errors.Is(err, os.ErrNotExist) {
+		return fmt.Errorf("image: %w", err)
+	}
+	return fault.Because(err, filepath.Join(dir, name)+" is missing: the image is incomplete", "copy the image again from its source, or restore another one")
 }

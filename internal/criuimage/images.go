@@ -78,10 +78,29 @@ func Read(dir string) (Info, error) {
 
 var ofAProcess = regexp.MustCompile(`^(inventory|pstree|core|mm|pagemap|files|fdinfo|fs|ids|seccomp|timens)(-[0-9]+)?\.img$`)
 
-// CheckWhole refuses a folder in which an image of a process is cut off or does not begin
-// as an image should. criu reads some of these images only after it has created processes.
-// CheckWhole does not decode the images and does not look for missing ones.
-func CheckWhole(dir string) error {
+// Check refuses images from which criu restores nothing, as far as can be told without decoding
+// all of them: one is missing, or cut off. criu reads some only after it has created processes.
+func Check(dir string) (Tree, error) {
+	if err := checkWhole(dir); err != nil {
+		return Tree{}, err
+	}
+	tree, err := ReadTree(dir)
+	if err != nil {
+		return Tree{}, err
+	}
+	return tree, tree.checkFiles(dir)
+}
+
+// IsStreamed reports whether a program waits in the folder to hand criu its images, which need not
+// be there.
+func IsStreamed(dir string) bool {
+	_, err := os.Lstat(filepath.Join(dir, "streamer-serve.sock"))
+	return err == nil
+}
+
+// checkWhole refuses a folder in which an image of a process is cut off or does not begin
+// as an image should. It does not decode the images and does not look for missing ones.
+func checkWhole(dir string) error {
 	entries, err := os.ReadDir(dir)
 	if err != nil {
 		return fmt.Errorf("image directory: %w", err)

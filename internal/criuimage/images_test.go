@@ -124,7 +124,7 @@ func TestCheckWhole(t *testing.T) {
 			if err := os.WriteFile(filepath.Join(dir, test.file), test.data, 0o600); err != nil {
 				t.Fatal(err)
 			}
-			err := CheckWhole(dir)
+			err := checkWhole(dir)
 			if (err != nil) != test.damaged {
 				t.Errorf("damaged: %v, error %v", test.damaged, err)
 			}

@@ -91,9 +91,9 @@ func (t Tree) Numbers() []int {
 	return slices.DeleteFunc(slices.Compact(all), func(id int) bool { return id <= 0 })
 }
 
-// CheckFiles refuses images that lack one without which criu restores no process of the tree.
+// checkFiles refuses images that lack one without which criu restores no process of the tree.
 // criu takes a missing image for an empty one, and many of them may be missing.
-func (t Tree) CheckFiles(dir string) error {
+func (t Tree) checkFiles(dir string) error {
 	names := []string{FilesName}
 	for _, task := range t.Tasks {
 		core, err := readCore(dir, task.PID)

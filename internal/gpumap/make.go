@@ -7,6 +7,7 @@ import (
 	"strings"
 
 	"cucriu/cudackpt"
+	"cucriu/internal/units"
 )
 
 // Make assigns a visible GPU to every captured one. captured are the GPUs that the processes of
@@ -83,6 +84,9 @@ func (m *maker) obey(rules []Rule) error {
 		if err != nil {
 			return err
 		}
+		if from == none && r.Line == 0 {
+			return refuse("cucriu map -D shows those of an image", "--map: the job saw %s, there is no %v", units.Count(len(m.captured), "GPU"), r.From)
+		}
 		if from == none {
 			m.unused = append(m.unused, r)
 			continue
@@ -93,8 +97,8 @@ func (m *maker) obey(rules []Rule) error {
 		}
 		old := m.captured[from]
 		if to == none {
-			return refuse("name a visible GPU in the rule, or make that GPU's device node visible to them",
-				"%v maps %s to a GPU that the restored processes cannot see; visible: %s", r, describe(old), describeAll(m.visible))
+			return refuse("name another one, or make its device node visible to the restored processes",
+				"%v: there is no GPU with %v here: cucriu gpus lists %s, from index 0 on", r, r.To, units.Count(len(m.visible), "GPU"))
 		}
 		now := m.visible[to]
 		if first := m.placed[from].Rule; first != nil {

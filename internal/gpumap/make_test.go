@@ -165,11 +165,11 @@ func TestMakeRefuses(t *testing.T) {
 		},
 		{
 			name: "unknown new", captured: set(gpuA), visible: set(gpuA, gpuB), rules: []Rule{move(gpuA, gpuC, 4)},
-			words: []string{"line 4", gpuC.UUID.String(), gpuB.UUID.String(), "cannot see"},
+			words: []string{"line 4", "there is no GPU with " + gpuC.UUID.String() + " here: cucriu gpus lists 2 GPUs"},
 		},
 		{
 			name: "unknown index", captured: set(gpuA), visible: set(gpuA), rules: []Rule{rule(byIndex(0), byIndex(1), 0)},
-			words: []string{"the rule from index 0 to index 1", gpuA.UUID.String(), "cannot see"},
+			words: []string{"the rule from index 0 to index 1: there is no GPU with index 1 here: cucriu gpus lists 1 GPU, from index 0 on"},
 		},
 		{
 			name: "rule onto another model", captured: set(gpuA), visible: set(gpuA, h100), rules: []Rule{move(gpuA, h100, 4)},

@@ -25,19 +25,24 @@ const partialInfix = ".partial-" // between the directory's name and the pid of 
 // NewPartial makes the directory that criu writes into until the image is complete and can get
 // its name, dir. dir must not exist yet, or be empty: a dump never overwrites another.
 // NewPartial removes what a killed dump under the same name left behind, except the directories
-// that needed returns true for.
-func NewPartial(dir string, needed func(partial string) bool) (string, error) {
+// that needed returns true for, and refuses one that is at work. The file claims the directory: see
+// isClaimed.
+func NewPartial(dir string, needed func(partial string) bool) (string, *os.File, error) {
 	if err := CheckVacant(dir); err != nil {
-		return "", err
+		return "", nil, err
 	}
 	if err := removeStalePartials(dir, needed); err != nil {
-		return "", err
+		return "", nil, err
 	}
 	partial := dir + partialInfix + strconv.Itoa(os.Getpid())
 	if err := unix.Mkdir(partial, 0o700); err != nil {
-		return "", fault.New(fmt.Sprintf("no directory can be made in %s: %v", filepath.Dir(dir), err), "name an image directory elsewhere")
+		return "", nil, fault.New(fmt.Sprintf("no directory can be made in %s: %v", filepath.Dir(dir), err), "name an image directory elsewhere")
 	}
-	return partial, nil
+	claim, err := os.Open(partial)
+	if err == nil {
+		_ = unix.Flock(int(claim.Fd()), unix.LOCK_EX) // not every file system has locks
+	}
+	return partial, claim, err
 }
 
 // CheckVacant refuses a directory that cannot become an image directory: it must not exist yet, or be
@@ -124,14 +129,18 @@ func removeStalePartials(dir string, needed func(string) bool) error {
 		if !isPartial || err != nil || !entry.IsDir() {
 			continue
 		}
+		partial := filepath.Join(filepath.Dir(dir), entry.Name())
+		claimed := isClaimed(partial)
 		process, err := proc.Open(writer)
 		if err == nil {
 			process.Close()
+			if claimed {
+				return fault.New(fmt.Sprintf("another dump into %s is at work (process %d)", dir, writer), "name another image directory")
+			}
 			continue
 		}
-		partial := filepath.Join(filepath.Dir(dir), entry.Name())
-		if isClaimed(partial) {
-			continue // its writer lives, in another pid namespace
+		if claimed {
+			continue // its writer lives, in another pid namespace, or its watcher
 		}
 		if needed(partial) {
 			continue
@@ -152,6 +161,20 @@ func isClaimed(dir string) bool {
 	}
 	defer f.Close()
 	return errors.Is(unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB), unix.EWOULDBLOCK)
+}
+
+// LockRestore refuses a second restore of an image, until the file that it returns is closed or this
+// process ends; nil if there is nothing to lock. It locks no directory: a dump's watcher may have it.
+func LockRestore(dir string) (*os.File, error) {
+	f, err := os.OpenFile(filepath.Join(dir, "inventory.img"), os.O_RDONLY|unix.O_NONBLOCK, 0)
+	if err != nil {
+		return nil, nil // the restore says what is wrong
+	}
+	if errors.Is(unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB), unix.EWOULDBLOCK) {
+		f.Close()
+		return nil, fault.New(fmt.Sprintf("image directory %s: another restore of this image is at work", dir), "wait until it is over")
+	}
+	return f, nil
 }
 
 // IsPartial reports whether a directory was made by [NewPartial].

@@ -13,6 +13,7 @@ import (
 
 	"cucriu/cudackpt"
 	"cucriu/internal/durable"
+	"cucriu/internal/fault"
 	"cucriu/internal/inject"
 	"cucriu/internal/pages"
 	"cucriu/internal/proc"
@@ -90,9 +91,6 @@ func RemoveEarlier(dir string) error {
 	return Manifest{}.RemoveOtherPages(dir)
 }
 
-// ErrIncomplete says that an image lacks a file.
-var ErrIncomplete = errors.New("image is incomplete")
-
 // ReadManifest reads and checks the manifest of an image directory. If there is none, the image
 // holds no CUDA process and the error is [os.ErrNotExist], unless there is GPU state.
 func ReadManifest(dir string) (Manifest, error) {
@@ -103,7 +101,7 @@ func ReadManifest(dir string) (Manifest, error) {
 	data, err := durable.ReadFile(path, maxManifestBytes)
 	if errors.Is(err, os.ErrNotExist) {
 		if state, _ := pages.Names(dir); len(state) > 0 {
-			return Manifest{}, fmt.Errorf("%w: %s is missing", ErrIncomplete, path)
+			return Manifest{}, fault.New(path+" is missing: the image is incomplete", "copy the image again from its source, or restore another one")
 		}
 	}
 	if err != nil {

@@ -2,6 +2,7 @@ package inspect
 
 import (
 	"encoding/binary"
+	"errors"
 	"fmt"
 	"maps"
 	"net"
@@ -15,6 +16,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"cucriu/hooks/preflight"
+	"cucriu/internal/fault"
 	"cucriu/internal/image"
 	"cucriu/internal/proc"
 )
@@ -212,6 +214,9 @@ func listUnixSockets(namespace string, to map[uint64]unixSocket) error {
 	}
 	defer ns.Close()
 	conn, err := netlink.Dial(unix.NETLINK_SOCK_DIAG, &netlink.Config{NetNS: int(ns.Fd())})
+	if errors.Is(err, os.ErrPermission) {
+		return fault.Because(err, "cannot list the UNIX sockets of the job: "+err.Error(), "run as root, with CAP_SYS_ADMIN")
+	}
 	if err != nil {
 		return fmt.Errorf("list UNIX sockets: %w", err)
 	}

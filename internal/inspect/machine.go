@@ -8,6 +8,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 	"time"
 
@@ -63,7 +64,11 @@ func (h Host) CheckMachine(ctx context.Context, criu string) (preflight.Findings
 		return nil, err
 	}
 	findings := append(h.driverFindings(), installedFindings(ctx, criu, release)...)
-	return append(findings, capabilityFinding(capabilities), preflight.Fine(preflight.FindingKernel, "Linux "+release), hugePageFinding(mode)), nil
+	at, found := len(findings), capabilityFinding(capabilities)
+	if found.Severity == preflight.SeverityError {
+		at = 0 // others may follow from it
+	}
+	return append(slices.Insert(findings, at, found), preflight.Fine(preflight.FindingKernel, "Linux "+release), hugePageFinding(mode)), nil
 }
 
 // driverFinding says why a driver cannot be used.

@@ -20,22 +20,18 @@ import (
 // with its checksums. criu's images have none: they are decoded where criu reads them first, and their
 // sizes compared. It calls read with how many bytes it has just read, from several goroutines.
 func VerifyImage(ctx context.Context, dir string, workers int, read func(bytes int)) error {
-	manifest, err := image.ReadManifest(dir)
-	if err != nil && !errors.Is(err, os.ErrNotExist) {
-		return err
-	}
+	_, err := criuimage.Read(dir)
 	if err == nil {
-		err = manifest.MatchImages(dir)
-	} else {
-		err = nil
-	}
-	if tasks, _ := durable.Match(dir, "core-*.img"); err == nil && !hasImages(dir) && (len(manifest.Processes)+len(manifest.Parked) == 0 || len(tasks) > 0) {
-		err = fmt.Errorf("%w: inventory.img is missing", image.ErrIncomplete)
-	}
-	if err == nil && hasImages(dir) { // else criu's images are streamed
-		err = verifyCriu(dir)
+		_, err = criuimage.Check(dir)
 	}
 	if err != nil {
+		return err
+	}
+	manifest, err := image.ReadManifest(dir)
+	if err == nil {
+		err = manifest.MatchImages(dir)
+	}
+	if err != nil && !errors.Is(err, os.ErrNotExist) {
 		return err
 	}
 	files, err := durable.Match(dir, "*")
@@ -70,26 +66,6 @@ func VerifyImage(ctx context.Context, dir string, workers int, read func(bytes i
 		}
 	}
 	return nil
-}
-
-func hasImages(dir string) bool {
-	_, err := os.Lstat(filepath.Join(dir, "inventory.img"))
-	return err == nil
-}
-
-// verifyCriu decodes criu's images of the processes, and looks whether all that they name is there.
-func verifyCriu(dir string) error {
-	if err := criuimage.CheckWhole(dir); err != nil {
-		return err
-	}
-	if _, err := criuimage.Read(dir); err != nil {
-		return err
-	}
-	tree, err := criuimage.ReadTree(dir)
-	if err != nil {
-		return err
-	}
-	return tree.CheckFiles(dir)
 }
 
 // readAll reads a file, because its disk may have lost it.

@@ -12,6 +12,7 @@ import (
 	"cucriu/hooks/checkpoint"
 	"cucriu/hooks/preflight"
 	"cucriu/internal/criuimage"
+	"cucriu/internal/image"
 	"cucriu/internal/jobs/files"
 )
 
@@ -23,6 +24,11 @@ func RestoreCut(ctx context.Context, hook *hooks.Hook, dir string, options check
 	if err != nil {
 		return checkpoint.Result{}, preflight.AsRefusal(err)
 	}
+	lock, err := image.LockRestore(dir)
+	if err != nil {
+		return checkpoint.Result{}, preflight.AsRefusal(err)
+	}
+	defer lock.Close() // nil: nothing was locked
 	record := files.UndoFile{Path: filepath.Join(dir, "cucriu-"+undoName)}
 	if _, err := os.Lstat(record.Path); err != nil && !cut {
 		return checkpoint.Restore(ctx, hook, dir, options)

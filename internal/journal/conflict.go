@@ -1,10 +1,12 @@
 package journal
 
 import (
+	"cmp"
 	"fmt"
 	"time"
 
 	"cucriu/internal/fault"
+	"cucriu/internal/proc"
 )
 
 // Conflict returns an error that says that this session is in the way of another. It returns
@@ -15,7 +17,7 @@ func (s *Session) Conflict() error {
 	}
 	if s.Elsewhere() {
 		return fault.New(
-			fmt.Sprintf("a %s of the same process, begun %s in another pid namespace, is not over (%s, step %s)", s.Kind, s.Created.Local().Format(time.TimeOnly), s.dir, s.Step),
+			fmt.Sprintf("a %s of the same process, begun %s in another pid namespace, is not over (%s, %s)", s.Kind, s.Created.Local().Format(time.TimeOnly), s.dir, s.at()),
 			"wait for it; cucriu jobs resume resumes a long job that is paused")
 	}
 	if s.Kind == KindSuspend {
@@ -26,12 +28,15 @@ func (s *Session) Conflict() error {
 			fmt.Sprintf("process %d is held by migration %s (the other copy is at %s), begun %s", s.rootPID(), s.Hold.ID, s.Hold.Peer, s.Created.Local().Format(time.TimeOnly)),
 			"wait for it; if its programs are gone, cucriu status says which host decides")
 	}
+	if s.EndsJob() {
+		return fault.New(fmt.Sprintf("process %d is being dumped by process %d, which will end it", s.rootPID(), s.Client.PID), "wait for it")
+	}
 	begun := fmt.Sprintf("a %s by criu process %d, begun %s,", s.Kind, s.Criu.PID, s.Created.Local().Format(time.TimeOnly))
 	if s.Stuck {
 		return fault.New(begun+" has ended, and its job is "+s.Message, "its watcher keeps trying; if that is gone, cucriu recover tries again")
 	}
 	return fault.New(
-		fmt.Sprintf("%s is not over (step %s)", begun, s.Step),
+		fmt.Sprintf("%s is not over (%s)", begun, s.at()),
 		"wait for it; if criu and its watcher are gone, cucriu recover ends it; if it is this criu's own, cucriu-hook is configured twice, in two of criu's configuration files")
 }
 
@@ -43,7 +48,7 @@ func (s *Session) suspendConflict() error {
 	remedy := fmt.Sprintf("resume it with cucriu resume -p %d", s.Members[0].PID)
 	if !s.Suspended() {
 		return fault.New(
-			fmt.Sprintf("%s is being suspended or resumed by process %d (step %s)", suspended, s.Criu.PID, s.Step),
+			fmt.Sprintf("%s is being suspended or resumed by process %d (%s)", suspended, s.Criu.PID, s.at()),
 			"wait for it; if it is gone, "+remedy)
 	}
 	meaning := fmt.Sprintf("%s was suspended at %s", suspended, s.Created.Local().Format(time.TimeOnly))
@@ -56,9 +61,21 @@ func (s *Session) suspendConflict() error {
 // ClaimConflict returns an error that says that this session has claimed the image directory of
 // another.
 func (s *Session) ClaimConflict() error {
-	return fmt.Errorf("image directory %s is in use by a dump of criu process %d (session %s, step %s): nothing was touched; dump into another directory, "+
-		"and if that criu and its watcher are gone, cucriu recover ends it", s.ImageDir, s.Criu.PID, s.Name(), s.Step)
+	return fmt.Errorf("image directory %s is in use by a dump of criu process %d (session %s, %s): nothing was touched; dump into another directory, "+
+		"and if that criu and its watcher are gone, cucriu recover ends it", s.ImageDir, s.Criu.PID, s.Name(), s.at())
 }
+
+// EndsJob reports whether programs that live are dumping the processes and will end them, so that
+// there is nothing to wait for.
+func (s *Session) EndsJob() bool {
+	isGone := func(id proc.Ident) bool {
+		process, err := proc.Reopen(id)
+		return err != nil || process.Close() != nil
+	}
+	return s.Kind == KindDump && !s.LeaveRunning && !s.LeaveStopped && s.Client != nil && s.Outcome == "" && !isGone(s.Criu) && !isGone(*s.Client)
+}
+
+func (s *Session) at() string { return "step " + cmp.Or(string(s.Step), "begin") }
 
 func (s *Session) rootPID() int {
 	if s.Root == nil {

@@ -10,6 +10,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"cucriu/internal/fault"
 	"cucriu/internal/proc"
 )
 
@@ -246,16 +247,23 @@ func related(runDir string) []string {
 // of the sessions in it.
 func MakeSessionsDir(runDir string) (string, error) {
 	dir := filepath.Join(runDir, sessionsName)
-	if err := os.MkdirAll(dir, 0o700); err != nil {
-		return "", fmt.Errorf("run directory: %w", err)
+	err := os.MkdirAll(dir, 0o700)
+	if readOnly := unix.Access(dir, unix.W_OK); err == nil && errors.Is(readOnly, unix.EROFS) {
+		err = &os.PathError{Op: "write", Path: dir, Err: readOnly}
+	}
+	if err != nil {
+		return "", fmt.Errorf("run directory: %w: set CUCRIU_RUN_DIR to a writable directory", err)
 	}
 	for _, d := range []string{runDir, dir} {
 		var stat unix.Stat_t
 		if err := unix.Lstat(d, &stat); err != nil {
 			return "", fmt.Errorf("run directory %s: %w", d, err)
 		}
-		if stat.Mode&unix.S_IFMT != unix.S_IFDIR || int(stat.Uid) != os.Geteuid() || stat.Mode&0o022 != 0 {
-			return "", fmt.Errorf("run directory %s must be a directory owned by uid %d that nobody else can write (mode 0700): %w", d, os.Geteuid(), os.ErrPermission)
+		if stat.Mode&unix.S_IFMT != unix.S_IFDIR || int(stat.Uid) != os.Geteuid() {
+			return "", fault.Because(os.ErrPermission, fmt.Sprintf("run directory %s is not a directory of user %d", d, os.Geteuid()), "set CUCRIU_RUN_DIR to another one")
+		}
+		if stat.Mode&0o022 != 0 {
+			return "", fault.Because(os.ErrPermission, fmt.Sprintf("run directory %s has mode %04o", d, stat.Mode&0o7777), "chmod 0700 "+d)
 		}
 	}
 	return dir, nil

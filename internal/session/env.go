@@ -3,6 +3,7 @@ package session
 import (
 	"errors"
 	"log/slog"
+	"os"
 	"runtime"
 	"slices"
 	"strings"
@@ -82,7 +83,8 @@ func (env *Env) Refuse(findings preflight.Findings) error {
 }
 
 // SessionFindings says which open session of the journal is in the way of a dump of the tree below
-// root. Only a suspend refuses the dump. It waits for any other session, for a while.
+// root. A suspend refuses the dump, and so does a dump that will end the job. It waits for any other
+// session, for a while.
 func (env *Env) SessionFindings(root int) (preflight.Findings, error) {
 	runDir := env.Filled().Config.RunDir
 	if journal.IsForeign(runDir) {
@@ -97,7 +99,7 @@ func (env *Env) SessionFindings(root int) (preflight.Findings, error) {
 		return nil, err
 	}
 	f := preflight.Found(preflight.FindingSession, other.Conflict())
-	if !other.Suspended() {
+	if !other.Suspended() && !other.EndsJob() {
 		f.Severity = preflight.SeverityWarning
 	}
 	return preflight.Findings{f}, nil
@@ -119,8 +121,8 @@ func MembersOfTree(root int) ([]journal.Member, error) {
 }
 
 // NewPartial makes the folder that criu writes into. It leaves alone what a killed dump has left there,
-// if that dump's job has yet to be restored from it.
-func (env *Env) NewPartial(dir string) (string, error) {
+// if that dump's job has yet to be restored from it. See [image.NewPartial].
+func (env *Env) NewPartial(dir string) (string, *os.File, error) {
 	env = env.Filled()
 	return image.NewPartial(dir, func(partial string) bool {
 		session, err := neededBy(env.Config.RunDir, partial)

@@ -75,6 +75,7 @@ func (d *dump) run(ctx context.Context) error {
 	if err := requireProcess(d.Root); err != nil {
 		return err
 	}
+	d.stage.Claim.Close() // criu's own descriptor takes over
 	if err := d.claim.Take(ctx, false); err != nil {
 		return err
 	}
@@ -332,7 +333,7 @@ func (d *dump) awaitEarlier(ctx context.Context) error {
 		if err != nil || other == nil {
 			return err
 		}
-		if other.Suspended() || other.Criu == d.criu.Ident {
+		if other.Suspended() || other.EndsJob() || other.Criu == d.criu.Ident {
 			return other.Conflict()
 		}
 		// The watcher of that dump waits until the paused container is resumed.

@@ -98,7 +98,7 @@ func (c *call) killForeign(ctx context.Context) error {
 			return err
 		}
 		if _, err := driver.Process(pid).RestoreThreadID(ctx); err == nil {
-			return c.killRestored(fmt.Errorf("%w: %s is missing, and process %d uses CUDA: copy the whole image directory again from its source", image.ErrIncomplete, image.ManifestName, pid))
+			return c.killRestored(fmt.Errorf("%s is missing, and process %d uses CUDA: the image is incomplete: copy the image again from its source, or restore another one", image.ManifestName, pid))
 		}
 	}
 	return nil

@@ -91,6 +91,9 @@ func planRestore(ctx context.Context, env *session.Env, manifest image.Manifest)
 	for _, line := range plan.Explain() {
 		env.Log.Info("GPU map: " + line)
 	}
+	if err != nil && ctx.Err() == nil {
+		return preflight.Findings{inspect.PlanFinding(err)}.Err()
+	}
 	return err
 }
 

@@ -39,7 +39,8 @@ type Stage struct {
 	Written func(f *os.File, offset, size int64) `json:"-"`
 	// Hold, if it is set, keeps the processes held after criu has done its part, until somebody
 	// decides.
-	Hold *journal.Hold `json:"-"`
+	Hold  *journal.Hold `json:"-"`
+	Claim *os.File      `json:"-"` // locks the directory until the dump itself does; nil for an action script
 	// Client is the process that serves criu's notifications over RPC; nil for an action script.
 	Client *proc.Ident
 	// Prefetched is what was asked about the tree before criu was started; nil if nothing was.

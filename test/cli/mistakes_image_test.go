@@ -6,6 +6,7 @@ import (
 	"strings"
 	"testing"
 
+	"cucriu/internal/image"
 	"cucriu/internal/testenv"
 )
 
@@ -58,6 +59,11 @@ func TestMistakesAboutWhatToRestore(t *testing.T) {
 			mistake{"a part of an image", restore(without("partial", "core-*.img")), refused, "copy the image again from its source"},
 			mistake{"no GPU state", restore(without("stateless", "cucriu-pages-*")), refused, "copy the image again from its source"},
 			mistake{"no tree", restore(without("treeless", "pstree.img")), refused, "copy the image again"},
+			mistake{"no inventory", restore(without("uncounted", "inventory.img")), refused, "uncounted/inventory.img is missing: the image is incomplete: copy the image again from its source"},
+			mistake{"check without inventory", []string{"check", "-D", "uncounted"}, refused, "1 blocking finding: image"},
+			mistake{"verify without inventory", []string{"verify", "uncounted"}, 1, "uncounted/inventory.img is missing: the image is incomplete: copy the image again from its source"},
+			mistake{"inspect without inventory", []string{"inspect", "uncounted"}, refused, "uncounted/inventory.img is missing: the image is incomplete: copy the image again from its source"},
+			mistake{"map without manifest", []string{"map", "-D", without("unmanned", "cucriu.json")}, refused, "unmanned/cucriu.json is missing: the image is incomplete: copy the image again from its source"},
 			mistake{"map of nothing", []string{"map", "-D", "nowhere"}, refused, "nowhere: no such file or directory: name an image directory"},
 			mistake{"map of an empty directory", []string{"map", "-D", "empty"}, refused, "empty is empty: name an image directory"},
 			mistake{"inspect of a file", []string{"inspect", "file"}, refused, "not a directory: name an image directory"},
@@ -65,6 +71,12 @@ func TestMistakesAboutWhatToRestore(t *testing.T) {
 			mistake{"check of an empty directory", []string{"check", "-D", "empty"}, refused, "1 blocking finding: image"},
 			mistake{"timeline of a foreign directory", []string{"inspect", "--timeline", "foreign"}, refused, "it is not an image directory"},
 		)
+		locked, err := image.LockRestore(b.path("images"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		b.make(t, mistake{"while another one restores it", restore("images"), refused, b.path("images") + ": another restore of this image is at work"})
+		locked.Close()
 		if stdout, stderr, status := b.run(t, "restore", "-D", "images"); status != 0 {
 			t.Fatalf("the image, after all that: %s%s", stdout, stderr)
 		}
@@ -102,7 +114,7 @@ func TestMistakesAboutTheMap(t *testing.T) {
 			{"wrong policy", "{unmapped: maybe}", 2, "use fill or error"},
 			{"the same GPU twice", "{map: [{from: {index: 0}, to: {index: 0}}, {from: {index: 0}, to: {index: 1}}]}", refused, "contradict each other: both map the captured GPU"},
 			{"two onto one", "{map: [{from: {index: 0}, to: {index: 1}}, {from: {index: 1}, to: {index: 1}}]}", refused, "contradict each other: both map to the visible GPU"},
-			{"a GPU that is not here", "{map: [{from: {index: 1}, to: {index: 7}}]}", refused, "index 7"},
+			{"a GPU that is not here", "{map: [{from: {index: 1}, to: {index: 7}}]}", refused, "there is no GPU with index 7 here: cucriu gpus lists 2 GPUs"},
 			{"not all are named", "{map: [{from: {index: 1}, to: {index: 0}}], unmapped: error}", refused, "add a rule for each"},
 		} {
 			b.Setenv("CUCRIU_CONFIG", b.Config("version: 1\ngpus: "+test.gpus+"\n"))
@@ -111,6 +123,12 @@ func TestMistakesAboutTheMap(t *testing.T) {
 				mistake{test.name + ", map", []string{"map", "-D", "images"}, test.status, test.says},
 			)
 		}
+		b.Setenv("CUCRIU_CONFIG", b.Config("version: 1\n"))
+		b.make(t,
+			mistake{"a GPU that the job did not see, restore", []string{"restore", "-D", "images", "--map", "7=0"}, refused, "gpu-map: --map: the job saw 2 GPUs, there is no index 7"},
+			mistake{"a GPU that the job did not see, map", []string{"map", "-D", "images", "--map", "7=0"}, refused, "--map: the job saw 2 GPUs, there is no index 7"},
+			mistake{"without criu", []string{"restore", "-D", "images", "--criu", "/nonexistent"}, refused, "refused, nothing was touched: criu-missing: "},
+		)
 		for name, change := range map[string]func(path string) error{
 			"can be written by its group or by others": func(path string) error { return os.Chmod(path, 0o666) },
 			"belongs to user 12345":                    func(path string) error { return os.Chown(path, 12345, -1) },

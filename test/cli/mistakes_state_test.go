@@ -4,12 +4,14 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"strconv"
 	"strings"
 	"testing"
 
 	"golang.org/x/sys/unix"
 
 	"cucriu/cudackpt"
+	"cucriu/internal/journal"
 	"cucriu/internal/proc"
 	"cucriu/internal/testenv"
 )
@@ -20,6 +22,7 @@ func TestMistakesAboutWhatIsSuspendedOrLocked(t *testing.T) {
 		root := b.job.Root()
 		b.make(t,
 			mistake{"resume of what runs", []string{"resume", "-p", root}, 0, "nothing to resume: already running"},
+			mistake{"resume of what runs, to another GPU", []string{"resume", "-p", root, "--map", "0=1"}, refused, "nothing to resume: already running, so --map has no effect"},
 			mistake{"unlock of what runs", []string{"unlock", "-p", root}, 0, ""},
 			mistake{"recover of nothing", []string{"recover"}, 0, "nothing to recover"},
 			mistake{"timeline of no session", []string{"inspect", "--timeline", "--session", "nobody"}, refused, "cucriu status lists them"},
@@ -50,6 +53,7 @@ func TestMistakesAboutWhatIsSuspendedOrLocked(t *testing.T) {
 			mistake{"unlock of what is suspended", []string{"unlock", "-p", pid}, refused, resumes},
 			mistake{"dump of what is suspended", []string{"dump", "-t", pid, "-D", "images"}, refused, resumes},
 			mistake{"resume to a GPU that is not here", []string{"resume", "-p", pid, "--map", "{from: {index: 0}, to: {index: 9}}"}, refused, "index 9"},
+			mistake{"resume from a GPU that the job did not see", []string{"resume", "-p", pid, "--map", "9=0"}, refused, "--map: the job saw 2 GPUs, there is no index 9"},
 			mistake{"recover is not resume", []string{"recover"}, 0, "nothing to recover"},
 		)
 		if !other.Stopped() {
@@ -179,6 +183,46 @@ func TestMistakesOfAUserWhoIsNotRoot(t *testing.T) {
 			t.Error("something was made")
 		}
 		b.job.Runs()
+	})
+}
+
+// TestMistakesWhileADumpIsAtWork: a second dump into the same directory, or of a job that the first
+// one will end, is refused at once. So is one with a run directory that others can write.
+func TestMistakesWhileADumpIsAtWork(t *testing.T) {
+	testenv.Isolated(t, func(t *testing.T) {
+		b := newBench(t)
+		other := b.Start(1, "--gpus", "1")
+		b.Faults("checkpoint delay 2s")
+		first := b.CucriuCommand("dump", "-t", other.Root(), "-D", b.path("images"))
+		if err := first.Start(); err != nil {
+			t.Fatal(err)
+		}
+		testenv.Eventually(t, testenv.Soon, "it has begun", func() bool {
+			all := b.Sessions()
+			return len(all) == 1 && all[0].Step == journal.StepCheckpoint
+		})
+		by := strconv.Itoa(first.Process.Pid)
+		for says, args := range map[string][]string{
+			"is being dumped by process " + by + ", which will end it":             {"dump", "-t", other.Root(), "-D", "others"},
+			"images is at work (process " + by + "): name another image directory": {"dump", "-t", b.job.Root(), "-D", "images"},
+		} {
+			stdout, stderr, status := b.run(t, args...)
+			if status != refused || !strings.Contains(stderr, says) {
+				t.Errorf("exit status %d, want %q:\n%s%s", status, says, stdout, stderr)
+			}
+		}
+		if err := first.Wait(); err != nil {
+			t.Error(err)
+		}
+		b.Faults()
+		b.job.Runs()
+		if err := unix.Chmod(b.RunDir, 0o1777); err != nil {
+			t.Fatal(err)
+		}
+		_, stderr, status := b.run(t, "dump", "-t", b.job.Root(), "-D", "others")
+		if want := "run directory " + b.RunDir + " has mode 1777: chmod 0700 " + b.RunDir; status != refused || !strings.Contains(stderr, want) {
+			t.Errorf("exit status %d, want %q:\n%s", status, want, stderr)
+		}
 	})
 }
 
