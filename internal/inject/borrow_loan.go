@@ -24,6 +24,7 @@ type loan struct {
 	value       uint32 // what the word at that address holds: see pointAtWait
 	saved       string // the file
 	threads     []*borrowedThread
+	parkedMask  signalMask // of a parked thread that is stepped
 	at          func(point string)
 }
 

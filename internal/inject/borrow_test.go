@@ -370,9 +370,28 @@ func TestABorrowerKilledAtAnyPoint(t *testing.T) {
 		{"park", "saved"},
 		{"park", "masked"},
 		{"park", "parked"},
+		{"step", "taken"},
+		{"step", "own registers"},
+		{"step", "step"},
+		{"step", "stepped"},
+		{"step", "kept"},
+		{"step", "masked again"},
 	} {
 		t.Logf("%s, killed at %q", test.mode, test.point)
 		p.stop(t)
+		if test.mode == "step" { // of the threads, one computes, which is at a system call at times
+			for {
+				parked, err := Park(t.Context(), p.PID, nil, p.saved)
+				must(t, err)
+				compute := parked.Threads[slices.IndexFunc(parked.Threads, func(s savedThread) bool { return s.TID == p.tids()[len(jobs)-1] })]
+				if inCall, err := compute.Registers.inCall(p.Process); err == nil && !inCall {
+					break
+				}
+				must(t, ReturnBorrowed(t.Context(), p.saved))
+				p.goesOn(t)
+				p.stop(t)
+			}
+		}
 		run := []*exec.Cmd{p.borrower(t, test.mode, test.point)}
 		if test.mode == "return" { // follows a borrower that is killed with threads inside a call
 			run = slices.Insert(run, 0, p.borrower(t, "borrow", "inside"))
@@ -471,7 +490,13 @@ func runBorrower(arguments string) error {
 	part.Start, _ = strconv.ParseUint(field[5], 10, 64)
 	part.End, _ = strconv.ParseUint(field[6], 10, 64)
 	die := func() { _ = unix.Kill(os.Getpid(), unix.SIGKILL) }
+	steps := 0
 	at := func(reached string) {
+		if reached == "step" { // not at the first, from where nothing could go wrong
+			if steps++; steps%500 != 0 {
+				return
+			}
+		}
 		if reached == point || point == "populating" && reached == "put back" { // the call was quicker
 			die()
 		}
@@ -488,6 +513,10 @@ func runBorrower(arguments string) error {
 	ctx := context.Background()
 	if mode == "return" {
 		return returnSaved(ctx, saved, at)
+	}
+	if mode == "step" {
+		_, err := stepOutIn(ctx, pid, every, func() bool { return false }, saved, at)
+		return err
 	}
 	if mode == "park" {
 		_, err := parkIn(ctx, pid, nil, saved, at)

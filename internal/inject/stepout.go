@@ -64,40 +64,54 @@ func (w LockWait) over(pid int) bool {
 // they are parked now, also in the file saved, and whether the wait is over.
 //
 // If we are killed meanwhile, [ReturnBorrowed] leaves a thread where it has come to.
-func StepOut(ctx context.Context, pid int, wait LockWait, saved string) (Parked, bool, error) {
+func StepOut(ctx context.Context, pid int, wait LockWait, saved string) (parked Parked, over bool, err error) {
+	isOver := func() bool { return wait.over(pid) }
+	parked, err = stepOutIn(ctx, pid, wait.holders, isOver, saved, func(string) {})
+	return parked, isOver(), err
+}
+
+// stepOutIn is StepOut. It calls at as [parkIn] does.
+func stepOutIn(ctx context.Context, pid int, holders func(*proc.Process, []savedThread, []*procfs.ProcMap) []int, over func() bool, saved string, at func(string)) (Parked, error) {
 	file, err := readSavedThreads(saved)
 	if err != nil {
-		return Parked{}, false, err
+		return Parked{}, err
 	}
 	process, err := proc.Open(pid)
 	if err != nil {
-		return Parked{}, false, err
+		return Parked{}, err
 	}
 	defer process.Close()
 	maps, err := proc.Mappings(pid)
 	if err != nil {
-		return Parked{}, false, err
+		return Parked{}, err
 	}
-	over := false
-	for _, i := range wait.holders(process, file.Threads, maps) {
-		if over = wait.over(pid); over {
+	for _, i := range holders(process, file.Threads, maps) {
+		if over() {
 			break
 		}
-		l := startLoan(savedThreads{PID: pid, Instruction: file.Instruction, Threads: file.Threads[i : i+1]}, "", func(string) {})
+		l := startLoan(savedThreads{PID: pid, Instruction: file.Instruction, Threads: file.Threads[i : i+1]}, "", at)
 		err := l.do(func() error {
 			defer func() { l.over = true }()
-			return l.stepOut(ctx, process, maps, wait, func(t savedThread) error {
-				file.Threads[i] = t
+			defer l.detach()
+			t, err := l.takeParked(ctx, process)
+			if err != nil {
+				return err
+			}
+			l.step(process, t, maps, over)
+			if err := l.settle(ctx, t); err != nil {
+				return err
+			}
+			return l.parkAgain(process, t, func() error {
+				file.Threads[i] = t.savedThread
 				return file.write(saved)
 			})
 		})
 		<-l.done
 		if err != nil && !errors.Is(err, proc.ErrGone) {
-			return Parked{}, false, fmt.Errorf("let thread %d of process %d out of a lock: %w", file.Threads[i].TID, pid, err)
+			return Parked{}, fmt.Errorf("let thread %d of process %d out of a lock: %w", file.Threads[i].TID, pid, err)
 		}
-		over = wait.over(pid)
 	}
-	return newParked(file), over, nil
+	return newParked(file), nil
 }
 
 // holders returns which of the parked threads may hold the lock.
@@ -108,10 +122,10 @@ func (w LockWait) holders(process *proc.Process, threads []savedThread, maps []*
 	for i, t := range threads {
 		status, err := proc.ReadStatus(t.TID)
 		switch {
-		case err != nil:
+		case err != nil || t.Registers.waits():
 		case status.ImagePID() == int(mutex.owner):
 			found = slices.Insert(found, 0, i)
-		case !t.Registers.waits() && library != "" && mappedAt(maps, t.Registers.pc()) == library:
+		case library != "" && mappedAt(maps, t.Registers.pc()) == library:
 			found = append(found, i)
 		}
 	}
@@ -137,12 +151,12 @@ func (m signalMask) isStepping() bool {
 	return m|never == stepping|never
 }
 
-// stepOut steps the one thread of the loan. keep writes down what it then needs to continue.
+// takeParked gives the parked thread of the loan its own registers, with which it does not run yet.
 //
-// The order is such that restore does the right thing whenever we are killed: as long as the mask is
-// that of a parked thread, the registers that were written down are the thread's own, and with the mask
-// of a stepped one the thread has them.
-func (l *loan) stepOut(ctx context.Context, process *proc.Process, maps []*procfs.ProcMap, wait LockWait, keep func(savedThread) error) error {
+// The order here and in parkAgain is such that restore is right whenever we are killed: with the mask of
+// a parked thread, the registers that were written down are the thread's own; with that of a stepped
+// one, the thread has them itself.
+func (l *loan) takeParked(ctx context.Context, process *proc.Process) (*borrowedThread, error) {
 	t := l.threads[0]
 	err := l.same(t)
 	if err == nil {
@@ -151,54 +165,60 @@ func (l *loan) stepOut(ctx context.Context, process *proc.Process, maps []*procf
 	if err == nil {
 		err = l.hold(ctx)
 	}
-	defer l.detach()
 	if err == nil && t.state == ended {
 		err = proc.ErrGone
 	}
-	var parked signalMask
 	if err == nil {
-		err = parked.read(t.TID)
+		err = l.parkedMask.read(t.TID)
 	}
-	if err == nil && !parked.isOurs() {
+	if err == nil && !l.parkedMask.isOurs() {
 		err = errors.New("it is not parked")
 	}
 	if err == nil {
 		err = process.ReadMemory(bytesOf(&l.value), l.word())
 	}
 	if err == nil {
+		l.at("taken")
 		err = t.Registers.write(t.TID)
 	}
 	if err == nil {
+		l.at("own registers")
 		err = stepping.write(t.TID)
 	}
-	if err != nil {
-		return err
-	}
-	l.step(t, maps, wait)
-	if err := l.settle(ctx, t); err != nil {
-		return err
-	}
-	err = t.Registers.read(t.TID)
+	return t, err
+}
+
+// parkAgain parks a thread that was stepped, after keep has written its registers down.
+func (l *loan) parkAgain(process *proc.Process, t *borrowedThread, keep func() error) error {
+	l.at("stepped")
+	err := t.Registers.read(t.TID)
 	if err == nil {
 		err = leaveRestartableSequence(process, t.TID, &t.Registers)
 	}
 	if err == nil {
-		err = keep(t.savedThread)
+		err = keep()
 	}
 	if err == nil {
-		err = parked.write(t.TID)
+		l.at("kept")
+		err = l.parkedMask.write(t.TID)
 	}
 	if err == nil {
+		l.at("masked again")
 		err = l.pointAtWait(t)
 	}
 	return err
 }
 
 // step steps a held thread until the wait is over, or until the thread cannot be the one that holds the
-// lock: it has come far, waits itself, would fault, or has come to the driver's code.
-func (l *loan) step(t *borrowedThread, maps []*procfs.ProcMap, wait LockWait) {
+// lock: it has come far, would fault or make a system call that a memory allocator does not, or has come
+// to the driver's code.
+func (l *loan) step(process *proc.Process, t *borrowedThread, maps []*procfs.ProcMap, over func() bool) {
 	const most = 100_000 // instructions; a tenth of a second or so
 	for range most {
+		var regs registers
+		if regs.read(t.TID) != nil || !regs.mayStep(process) || strings.Contains(mappedAt(maps, regs.pc()), "/libcuda.so") || over() {
+			return
+		}
 		if unix.PtraceSingleStep(t.TID) != nil {
 			return
 		}
@@ -212,14 +232,30 @@ func (l *loan) step(t *borrowedThread, maps []*procfs.ProcMap, wait LockWait) {
 			return
 		}
 		t.state = returned // in a stop, and not in one where registers may be put back
+		l.at("step")
 		if !isEventStop(status) && status.StopSignal() != unix.SIGTRAP {
 			return
 		}
-		var regs registers
-		if regs.read(t.TID) != nil || strings.Contains(mappedAt(maps, regs.pc()), "/libcuda.so") || wait.over(l.pid) {
-			return
-		}
 	}
+}
+
+// mayStep reports whether a thread's next instruction may be executed while the program should stand
+// still: it is no system call, or one with which an allocator gets and returns memory or unlocks.
+func (r *registers) mayStep(process *proc.Process) bool {
+	switch is, err := isSyscallInstruction(process, r.pc()); {
+	case err != nil:
+		return false
+	case !is:
+		return true
+	}
+	switch r.callNumber() {
+	case unix.SYS_BRK, unix.SYS_MMAP, unix.SYS_MUNMAP, unix.SYS_MREMAP, unix.SYS_MADVISE, unix.SYS_MPROTECT, unix.SYS_SCHED_YIELD:
+		return true
+	case unix.SYS_FUTEX:
+		const private, wake = 128, 1
+		return r.argument(1)&^private == wake
+	}
+	return false
 }
 
 // awaitStep waits for a thread to report its step. It gives up on one that waits in a system call.

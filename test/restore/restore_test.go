@@ -72,6 +72,25 @@ func TestAJobGoesOnOnTheGPUsThatTheMapNames(t *testing.T) {
 	}
 }
 
+// TestALockOfAStoppedThreadIsFreed: the driver takes memory from the job's allocator during a checkpoint
+// and a restore, and a thread of the job was stopped while it held the allocator's lock.
+func TestALockOfAStoppedThreadIsFreed(t *testing.T) {
+	testenv.Isolated(t, func(t *testing.T) {
+		host := testenv.NewHost(t, 2)
+		job := host.Start(1, "--gpus", "0", "--trim", "--spin", "stream-sync")
+		for range 2 {
+			testenv.DumpAndLeave(t, host, job, "-R")
+			job.Runs()
+		}
+		testenv.Exits(t, host, 0, "suspend", "-p", job.Root())
+		testenv.Exits(t, host, 0, "resume", "-p", job.Root(), "--map", "0=1")
+		job.Runs()
+		images := host.Dump(job)
+		host.Restore(images)
+		job.Runs()
+	})
+}
+
 func TestTheCommandLinesMapReplacesTheConfigurations(t *testing.T) {
 	testenv.Isolated(t, func(t *testing.T) {
 		host := testenv.NewHost(t, 2)

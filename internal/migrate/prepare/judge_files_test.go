@@ -125,7 +125,7 @@ var fileChanges = []change{
 			file(t, j, "text").Mode = unix.S_IFREG | 0o600
 			j.Files[len(j.Files)-1].Identity.Inode++
 		},
-		want: []string{"error file-differs"}, words: []string{"100640", "100600"},
+		want: []string{"error file-differs"}, words: []string{"0640", "0600"},
 	},
 	{
 		name: "a file of the same size", change: func(t *testing.T, j *Job, _ *Room) {
