@@ -19,6 +19,7 @@ import (
 	"cucriu/hooks"
 	"cucriu/hooks/config"
 	"cucriu/internal/inspect"
+	"cucriu/internal/jobs/job"
 	"cucriu/internal/logging"
 	"cucriu/internal/self"
 	"cucriu/internal/stages"
@@ -109,5 +110,10 @@ func run(args []string) error {
 	// criu's log may be a pipe whose reader has ended. That must not stop the hook in the
 	// middle of the protocol.
 	signal.Ignore(unix.SIGPIPE)
+	if os.Getenv("CRTOOLS_SCRIPT_ACTION") == "pre-restore" {
+		if err := job.RefuseAlone(os.Getenv("CRTOOLS_IMAGE_DIR")); err != nil {
+			return err
+		}
+	}
 	return hooks.Run(context.Background(), hook, os.Getenv)
 }

@@ -12,6 +12,7 @@ import (
 	"cucriu/hooks/checkpoint"
 	"cucriu/hooks/preflight"
 	"cucriu/internal/jobs"
+	"cucriu/internal/jobs/job"
 	"cucriu/internal/self"
 	"cucriu/internal/units"
 )
@@ -71,7 +72,9 @@ forced: ` + strings.Join(preflight.Forceable(), ", ") + `.`,
 			case pid != 0:
 				more, err = checkpoint.CheckDump(cmd.Context(), hook, pid, dir, criu)
 			case dir != "":
-				more, err = jobs.CheckRestore(cmd.Context(), hook, dir)
+				if err = preflight.AsRefusal(job.RefuseAlone(dir)); err == nil {
+					more, err = jobs.CheckRestore(cmd.Context(), hook, dir)
+				}
 			}
 			if err != nil && findings.Err() == nil { // else what this machine lacks is the cause
 				return err

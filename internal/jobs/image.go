@@ -14,6 +14,7 @@ import (
 	"cucriu/internal/criuimage"
 	"cucriu/internal/image"
 	"cucriu/internal/jobs/files"
+	"cucriu/internal/jobs/job"
 )
 
 // RestoreCut is [checkpoint.Restore] that first cuts files which the job was writing at their end
@@ -22,6 +23,9 @@ import (
 func RestoreCut(ctx context.Context, hook *hooks.Hook, dir string, options checkpoint.Options, cut bool) (checkpoint.Result, error) {
 	dir, err := filepath.Abs(dir)
 	if err != nil {
+		return checkpoint.Result{}, preflight.AsRefusal(err)
+	}
+	if err := job.RefuseAlone(dir); err != nil {
 		return checkpoint.Result{}, preflight.AsRefusal(err)
 	}
 	lock, err := image.LockRestore(dir)
