@@ -58,7 +58,8 @@ while True:
     log.write(number)
     bad += own != content(11) or os.fstat(log.fileno()).st_size != 8 * tick
     with open(dir + "/status.new", "w") as f: json.dump({"tick": tick, "bad": bad}, f)
-    os.rename(dir + "/status.new", dir + "/status")
+    try: os.rename(dir + "/status.new", dir + "/status")
+    except FileNotFoundError: pass # it was written on the other host, and nobody had it open
     if os.path.exists(dir + "/check"):
         with open(dir + "/checked", "w") as f: json.dump({"bad": bad, "words": 1}, f)
         os.remove(dir + "/check")

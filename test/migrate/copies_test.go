@@ -28,7 +28,8 @@ for tick in range(10**6):
     with open(dir + "/log") as f: lines = f.read().split("\n")[:-1]
     bad = text.read() != "text" or lines != [str(n) for n in range(tick + 1)]
     with open(dir + "/status.new", "w") as f: f.write('{"tick":%d,"bad":%d}' % (tick, bad))
-    os.rename(dir + "/status.new", dir + "/status")
+    try: os.rename(dir + "/status.new", dir + "/status")
+    except FileNotFoundError: pass # it was written on the other host, and nobody had it open
     time.sleep(0.02)
 `
 
@@ -185,7 +186,8 @@ os.mkdir(sys.argv[-1] + "/below")
 hidden = open(sys.argv[-1] + "/below/hidden", "w")
 for tick in range(10**6):
     with open(sys.argv[-1] + "/status.new", "w") as f: f.write('{"tick":%d,"bad":0}' % tick)
-    os.rename(sys.argv[-1] + "/status.new", sys.argv[-1] + "/status")
+    try: os.rename(sys.argv[-1] + "/status.new", sys.argv[-1] + "/status")
+    except FileNotFoundError: pass # it was written on the other host, and nobody had it open
     time.sleep(0.02)
 `
 

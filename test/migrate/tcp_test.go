@@ -36,7 +36,8 @@ def report():
     global tick
     tick += 1
     with open(sys.argv[-1] + "/status.new", "w") as f: json.dump({"tick": tick, "bad": bad, "connections": connections}, f)
-    os.rename(sys.argv[-1] + "/status.new", sys.argv[-1] + "/status")
+    try: os.rename(sys.argv[-1] + "/status.new", sys.argv[-1] + "/status")
+    except FileNotFoundError: pass # it was written on the other host, and nobody had it open
     time.sleep(0.01)
 `
 
