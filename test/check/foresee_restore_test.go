@@ -20,7 +20,7 @@ func TestTakenPIDsAreForetold(t *testing.T) {
 		job := host.Start(1)
 		images := testenv.DumpAndLeave(t, host, job, "-R")
 		found := testenv.Foretold(t, host, "restore", preflight.FindingPIDTaken, "-D", images)
-		if found.PID != job.PID || found.Process == "" || !strings.Contains(found.Message, "pid "+job.Root()) {
+		if found.PID != job.PID || !strings.HasPrefix(found.String(), fmt.Sprintf("pid-taken: process %d (cudawork): ", job.PID)) {
 			t.Errorf("neither the pid nor who has it is named: %v", found)
 		}
 		plain := host.TryRestore(images) // by criu itself, with the hook as its action script

@@ -229,8 +229,10 @@ void companions_burn(long n)
 static void *trim_thread(void *arg)
 {
 	(void)arg;
-	while (!ending())
+	while (!ending()) {
 		malloc_trim(0);
+		usleep(50); /* or nobody else would get the lock at all */
+	}
 	return NULL;
 }
 
