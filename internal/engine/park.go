@@ -51,21 +51,23 @@ func (s *Suspension) Park(ctx context.Context) error {
 }
 
 // stepOut has the driver do something in a process whose other threads are parked. If its restore thread
-// then waits for a lock that one of these holds, that one is let out of it.
+// then waits for a lock that one of these holds, that one is let out of it. If that goes wrong, so does
+// the whole, because a thread may not be parked any more.
 func stepOut(ctx context.Context, s *session.Session, t *Target, do func() error) error {
 	const look = 100 * time.Millisecond
-	tid, err := t.CUDA.RestoreThreadID(ctx)
-	if err != nil {
-		return err
-	}
 	done := make(chan error, 1)
 	go func() { done <- do() }()
 	before, waited := inject.LockWait{}, false
+	var failed error
 	for {
 		select {
 		case err := <-done:
-			return err
+			return errors.Join(err, failed)
 		case <-time.After(look):
+		}
+		tid, err := t.CUDA.RestoreThreadID(ctx) // which answers at once
+		if err != nil {
+			continue
 		}
 		wait, waits := inject.WaitsForLock(t.PID, tid)
 		if waits && waited && wait == before {
@@ -73,7 +75,7 @@ func stepOut(ctx context.Context, s *session.Session, t *Target, do func() error
 			switch {
 			case errors.Is(err, fs.ErrNotExist): // it is held by its stop alone
 			case err != nil:
-				s.Env.Log.Warn("the driver waits for a lock of a thread that is stopped", "pid", t.PID, "error", err)
+				failed = err
 			default:
 				t.Parked = &parked
 				s.Env.Log.Debug("the driver waited for a lock of a thread that is stopped", "pid", t.PID, "over", over)

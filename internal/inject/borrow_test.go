@@ -515,7 +515,7 @@ func runBorrower(arguments string) error {
 		return returnSaved(ctx, saved, at)
 	}
 	if mode == "step" {
-		_, err := stepOutIn(ctx, pid, every, func() bool { return false }, saved, at)
+		_, err := stepOutIn(ctx, pid, 3000, every, func() bool { return false }, saved, at)
 		return err
 	}
 	if mode == "park" {

@@ -66,12 +66,13 @@ func (w LockWait) over(pid int) bool {
 // If we are killed meanwhile, [ReturnBorrowed] leaves a thread where it has come to.
 func StepOut(ctx context.Context, pid int, wait LockWait, saved string) (parked Parked, over bool, err error) {
 	isOver := func() bool { return wait.over(pid) }
-	parked, err = stepOutIn(ctx, pid, wait.holders, isOver, saved, func(string) {})
+	const most = 300_000 // instructions at once; a second or so
+	parked, err = stepOutIn(ctx, pid, most, wait.holders, isOver, saved, func(string) {})
 	return parked, isOver(), err
 }
 
 // stepOutIn is StepOut. It calls at as [parkIn] does.
-func stepOutIn(ctx context.Context, pid int, holders func(*proc.Process, []savedThread, []*procfs.ProcMap) []int, over func() bool, saved string, at func(string)) (Parked, error) {
+func stepOutIn(ctx context.Context, pid, most int, holders func(*proc.Process, []savedThread, []*procfs.ProcMap) []int, over func() bool, saved string, at func(string)) (Parked, error) {
 	file, err := readSavedThreads(saved)
 	if err != nil {
 		return Parked{}, err
@@ -97,7 +98,7 @@ func stepOutIn(ctx context.Context, pid int, holders func(*proc.Process, []saved
 			if err != nil {
 				return err
 			}
-			l.step(process, t, maps, over)
+			l.step(process, t, most, maps, over)
 			if err := l.settle(ctx, t); err != nil {
 				return err
 			}
@@ -212,14 +213,14 @@ func (l *loan) parkAgain(process *proc.Process, t *borrowedThread, keep func() e
 // step steps a held thread until the wait is over, or until the thread cannot be the one that holds the
 // lock: it has come far, would fault or make a system call that a memory allocator does not, or has come
 // to the driver's code.
-func (l *loan) step(process *proc.Process, t *borrowedThread, maps []*procfs.ProcMap, over func() bool) {
-	const most = 100_000 // instructions; a tenth of a second or so
+func (l *loan) step(process *proc.Process, t *borrowedThread, most int, maps []*procfs.ProcMap, over func() bool) {
 	for range most {
 		var regs registers
-		if regs.read(t.TID) != nil || !regs.mayStep(process) || strings.Contains(mappedAt(maps, regs.pc()), "/libcuda.so") || over() {
+		if regs.read(t.TID) != nil || strings.Contains(mappedAt(maps, regs.pc()), "/libcuda.so") {
 			return
 		}
-		if unix.PtraceSingleStep(t.TID) != nil {
+		isCall, err := isSyscallInstruction(process, regs.pc())
+		if err != nil || isCall && !regs.mayCall() || unix.PtraceSingleStep(t.TID) != nil {
 			return
 		}
 		t.state = running
@@ -236,18 +237,15 @@ func (l *loan) step(process *proc.Process, t *borrowedThread, maps []*procfs.Pro
 		if !isEventStop(status) && status.StopSignal() != unix.SIGTRAP {
 			return
 		}
+		if isCall && over() { // whoever waits is woken by a system call
+			return
+		}
 	}
 }
 
-// mayStep reports whether a thread's next instruction may be executed while the program should stand
-// still: it is no system call, or one with which an allocator gets and returns memory or unlocks.
-func (r *registers) mayStep(process *proc.Process) bool {
-	switch is, err := isSyscallInstruction(process, r.pc()); {
-	case err != nil:
-		return false
-	case !is:
-		return true
-	}
+// mayCall reports whether a thread that is about to make a system call may do so while the program
+// should stand still: an allocator gets and returns memory by it, or unlocks.
+func (r *registers) mayCall() bool {
 	switch r.callNumber() {
 	case unix.SYS_BRK, unix.SYS_MMAP, unix.SYS_MUNMAP, unix.SYS_MREMAP, unix.SYS_MADVISE, unix.SYS_MPROTECT, unix.SYS_SCHED_YIELD:
 		return true
@@ -260,13 +258,17 @@ func (r *registers) mayStep(process *proc.Process) bool {
 
 // awaitStep waits for a thread to report its step. It gives up on one that waits in a system call.
 func awaitStep(tid int) (status unix.WaitStatus, reported bool) {
-	const patience = 50 * time.Millisecond
-	for began := time.Now(); ; {
+	const atOnce, patience = 50, 10_000
+	for try := range patience {
 		status, reported, err := waitNoHang(tid)
-		if err != nil || reported || time.Since(began) > patience {
+		if err != nil || reported {
 			return status, reported
 		}
+		if try > atOnce { // it has yet to get a CPU
+			time.Sleep(100 * time.Microsecond)
+		}
 	}
+	return 0, false
 }
 
 // settle brings a thread that was stepped into an event stop. The trap of its last step, and the signal

@@ -30,8 +30,7 @@ func TestAParkedThreadIsSteppedOn(t *testing.T) {
 func (p *borrowable) stepOn(t *testing.T) (moved int) {
 	t.Helper()
 	before := p.park(t)
-	looks := 0
-	parked, err := stepOutIn(t.Context(), p.PID, every, func() bool { looks++; return looks%2000 == 1999 }, p.saved, func(string) {})
+	parked, err := stepOutIn(t.Context(), p.PID, 3000, every, func() bool { return false }, p.saved, func(string) {})
 	must(t, err)
 	for i, thread := range parked.Threads {
 		if thread.Registers != before.Threads[i].Registers {

@@ -230,7 +230,8 @@ static void *trim_thread(void *arg)
 {
 	(void)arg;
 	while (!ending()) {
-		malloc_trim(0);
+		for (int i = 0; i < 10; i++)
+			malloc_trim(0);
 		usleep(50); /* or nobody else would get the lock at all */
 	}
 	return NULL;
@@ -238,15 +239,15 @@ static void *trim_thread(void *arg)
 
 void companions_trim(void)
 {
-	/* One arena for all threads, and something to look through. */
+	/* One arena for all threads, with gaps of whole pages to look through. */
+	static void *gaps[200];
 	mallopt(M_ARENA_MAX, 1);
-	void *last = NULL;
-	for (int i = 0; i < 20000; i++) {
-		void **p = malloc(2000), **gap = malloc(3000);
-		*p = last;
-		last = p;
-		free(gap);
+	for (int i = 0; i < 200; i++) {
+		gaps[i] = malloc(9000);
+		*(void **)malloc(2000) = gaps; /* stays */
 	}
+	for (int i = 0; i < 200; i++)
+		free(gaps[i]);
 	start(trim_thread, NULL);
 }
 
