@@ -13,6 +13,7 @@ import (
 
 	"cucriu/internal/durable"
 	"cucriu/internal/failpoint"
+	"cucriu/internal/fault"
 	"cucriu/internal/jobs/life"
 	"cucriu/internal/proc"
 )
@@ -176,11 +177,11 @@ func noteFlags(s *core) {
 	}
 }
 
-// Flags returns the options with which a job was run last, without the directory.
+// Flags returns the options with which a job was run last, without the directory. Without them, a job of a
+// user could be started as root's.
 func Flags(dir string) (flags []string, err error) {
-	err = durable.ReadJSON(filepath.Join(dir, flagsName), &flags)
-	if err != nil && !errors.Is(err, os.ErrNotExist) {
-		return nil, fmt.Errorf("options of the job: %w", err)
+	if err := durable.ReadJSON(filepath.Join(dir, flagsName), &flags); err != nil {
+		return nil, fault.Because(err, fmt.Sprintf("the options of the job are not known: %v", err), "cucriu run with the command and all its options writes them again")
 	}
 	return flags, nil
 }

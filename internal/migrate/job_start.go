@@ -53,7 +53,7 @@ func startJob(ctx context.Context, hook *hooks.Hook, dir string, m jobs.Move) er
 		deadline = time.Now().Add(servicePatience)
 	} else {
 		flags, err := jobs.Flags(dir)
-		if err != nil {
+		if err != nil && !errors.Is(err, os.ErrNotExist) {
 			return err
 		}
 		cmd, err := detached(dir, flags)

@@ -79,6 +79,10 @@ func TestAnOptionThatIsNotKnownAnyMoreIsNotPassedOver(t *testing.T) {
 		w.run("--every", "0").stops()
 		testenv.WriteFile(t, filepath.Join(w.dir, "flags.json"), `["--nonsense=1"]`)
 		w.again().ends(125, "was run with --nonsense=1, which this cucriu does not accept: give the command and all options again")
+		if err := os.Remove(filepath.Join(w.dir, "flags.json")); err != nil { // the first start was killed before it was written
+			t.Fatal(err)
+		}
+		w.again().ends(125, "the options of the job are not known")
 		w.finish(w.run("--every", "0"))
 	})
 }
