@@ -274,6 +274,12 @@ func awaitStep(tid int) (status unix.WaitStatus, reported bool) {
 // settle brings a thread that was stepped into an event stop. The trap of its last step, and the signal
 // of an instruction that faulted and is to be executed again later, are not delivered.
 func (l *loan) settle(ctx context.Context, t *borrowedThread) error {
+	switch t.state {
+	case held: // it was not stepped
+		return nil
+	case ended:
+		return proc.ErrGone
+	}
 	_ = unix.PtraceInterrupt(t.TID) // ESRCH: it was killed, which the next wait reports, here and below
 	if t.state == returned {
 		_ = unix.PtraceCont(t.TID, 0)

@@ -1,6 +1,7 @@
 package inject
 
 import (
+	"slices"
 	"testing"
 
 	"github.com/prometheus/procfs"
@@ -46,4 +47,31 @@ func (p *borrowable) stepOn(t *testing.T) (moved int) {
 	p.wantReturned(t)
 	p.goesOn(t)
 	return moved
+}
+
+// TestAThreadAtASystemCallIsNotStepped: every thread that waited is at one after a restore.
+func TestAThreadAtASystemCallIsNotStepped(t *testing.T) {
+	t.Parallel()
+	const read = 4
+	p := startBorrowable(t)
+	if jobs[read].name != "read" {
+		t.Fatal("another thread reads")
+	}
+	parked := p.park(t)
+	file := parked.savedThreads
+	reads := slices.IndexFunc(file.Threads, func(s savedThread) bool { return s.TID == p.tids()[read] })
+	file.Threads[reads].Registers.restartAfterRestore()
+	want := file.Threads[reads].Registers
+	must(t, file.write(p.saved))
+	only := func(*proc.Process, []savedThread, []*procfs.ProcMap) []int { return []int{reads} }
+	parked, err := stepOutIn(t.Context(), p.PID, 3000, only, func() bool { return false }, p.saved, func(string) {})
+	must(t, err)
+	if got := parked.Threads[reads].Registers; got != want {
+		t.Errorf("it has moved from %#x to %#x", want.pc(), got.pc())
+	}
+	p.wantWaiting(t, parked)
+	p.stop(t)
+	must(t, ReturnBorrowed(t.Context(), p.saved))
+	p.wantReturned(t)
+	p.goesOn(t)
 }
