@@ -94,7 +94,7 @@ func parseRule(text string) (config.Rule, error) {
 		return config.Rule{}, cmp.Or(err, errors.New("expected one pair"))
 	}
 	rule := cfg.GPUs.Map[0]
-	rule.Line = 0
+	rule.Line, rule.Required = 0, true
 	return rule, nil
 }
 

@@ -84,7 +84,7 @@ func (m *maker) obey(rules []Rule) error {
 		if err != nil {
 			return err
 		}
-		if from == none && r.Line == 0 {
+		if from == none && r.Required {
 			return refuse("cucriu map -D shows those of an image", "--map: the job saw %s, there is no %v", units.Count(len(m.captured), "GPU"), r.From)
 		}
 		if from == none {

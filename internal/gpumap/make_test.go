@@ -280,3 +280,16 @@ func TestExplainSaysWhoGoesWhereAndWhy(t *testing.T) {
 		t.Errorf("Summary (-want +got):\n%s", diff)
 	}
 }
+
+func TestARuleForAGPUThatWasNotCapturedIsSkippedUnlessItIsRequired(t *testing.T) {
+	seventh := 7
+	r := Rule{From: Selector{Index: &seventh}, To: Selector{UUID: &gpuA.UUID}} // as a program makes it, of no line
+	plan, err := Make([]cudackpt.GPU{gpuA}, []cudackpt.GPU{gpuA}, []Rule{r}, FillUnmapped)
+	if err != nil || len(plan.Unused) != 1 {
+		t.Errorf("%+v %v", plan, err)
+	}
+	r.Required = true
+	if _, err := Make([]cudackpt.GPU{gpuA}, []cudackpt.GPU{gpuA}, []Rule{r}, FillUnmapped); err == nil || !strings.Contains(err.Error(), "the job saw 1 GPU, there is no index 7") {
+		t.Errorf("not refused for what it is: %v", err)
+	}
+}

@@ -15,6 +15,9 @@ type Rule struct {
 	From Selector `json:"from"`           // among the captured GPUs
 	To   Selector `json:"to"`             // among the visible GPUs
 	Line int      `json:"line,omitempty"` // where it stands in the configuration file; 0 if it is not from a file
+	// Required makes it an error that From was not captured. Without it the rule is skipped, so that one
+	// file can serve many jobs.
+	Required bool `json:"-"`
 }
 
 // String names the rule by its line, if it has one, and by its two sides.
@@ -25,13 +28,14 @@ func (r Rule) String() string {
 	return fmt.Sprintf("the rule from %v to %v", r.From, r.To)
 }
 
-// ParseRule reads a pair written as FROM=TO. Each side is an index, a UUID or a PCI address.
+// ParseRule reads a pair written as FROM=TO. Each side is an index, a UUID or a PCI address. The rule is
+// required.
 func ParseRule(text string) (Rule, error) {
 	from, to, isPair := strings.Cut(text, "=")
 	if !isPair {
 		return Rule{}, errors.New("expected FROM=TO, such as 0=1")
 	}
-	var r Rule
+	r := Rule{Required: true}
 	var err error
 	if r.From, err = parseSelector(from); err != nil {
 		return Rule{}, fmt.Errorf("from: %w", err)
