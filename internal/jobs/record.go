@@ -16,10 +16,12 @@ import (
 
 	"cucriu/internal/durable"
 	"cucriu/internal/fault"
+	"cucriu/internal/jobs/job"
 	"cucriu/internal/jobs/sandbox"
+	"cucriu/internal/jobs/store"
 )
 
-const recordName = "job.json" // in the directory of the job
+const recordName = job.RecordName // in the directory of the job
 
 // record is what the directory of a job says of it, beside its checkpoints.
 type record struct {
@@ -123,7 +125,7 @@ func CheckRecord(dir string) error {
 // CheckMade fails if a job has made a checkpoint, by the log of its events, and the folder of all its
 // checkpoints is missing. The folder is there, though empty, where they were removed one by one.
 func CheckMade(dir string) error {
-	folder := filepath.Join(dir, "checkpoints")
+	folder := filepath.Join(dir, store.CheckpointsDir)
 	r, err := loadRecord(filepath.Join(dir, recordName))
 	if _, missing := os.Lstat(folder); err != nil || !errors.Is(missing, fs.ErrNotExist) {
 		return nil // which others tell

@@ -6,7 +6,11 @@ import (
 	"path/filepath"
 
 	"cucriu/internal/fault"
+	"cucriu/internal/jobs/store"
 )
+
+// RecordName is the file that makes a directory that of a long job.
+const RecordName = "job.json"
 
 // RefuseAlone refuses an image that is a checkpoint of a long job. What restores it must know the job,
 // or the job could run twice.
@@ -15,14 +19,14 @@ func RefuseAlone(image string) error {
 	if err != nil {
 		return nil // the restore says what is wrong with it
 	}
-	checkpoints, name := filepath.Split(image)
-	dir := filepath.Dir(filepath.Clean(checkpoints))
-	if filepath.Base(checkpoints) != "checkpoints" {
+	checkpoints := filepath.Dir(image)
+	dir := filepath.Dir(checkpoints)
+	if filepath.Base(checkpoints) != store.CheckpointsDir {
 		return nil
 	}
-	if _, err := os.Lstat(filepath.Join(dir, "job.json")); err != nil {
+	if _, err := os.Lstat(filepath.Join(dir, RecordName)); err != nil {
 		return nil
 	}
-	return fault.New(fmt.Sprintf("%s is a checkpoint of a long job, which could then run twice", filepath.Join(dir, "checkpoints", name)),
+	return fault.New(fmt.Sprintf("%s is a checkpoint of a long job, which could then run twice", image),
 		fmt.Sprintf("cucriu run --dir %s resumes the job; to restore it beside that, copy the checkpoint elsewhere first", dir))
 }

@@ -123,7 +123,7 @@ func (s *Store) Checkpoint(name string) (Checkpoint, error) {
 
 // names returns the names of all checkpoints, the oldest first.
 func (s *Store) names() ([]string, error) {
-	entries, err := os.ReadDir(s.path(checkpointsDir))
+	entries, err := os.ReadDir(s.path(CheckpointsDir))
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil, nil
 	}
@@ -142,7 +142,7 @@ func (s *Store) names() ([]string, error) {
 
 // nextName returns a name that no checkpoint has, and none that is being written or removed.
 func (s *Store) nextName() (string, error) {
-	entries, err := os.ReadDir(s.path(checkpointsDir))
+	entries, err := os.ReadDir(s.path(CheckpointsDir))
 	if err != nil {
 		return "", err
 	}

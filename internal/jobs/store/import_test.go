@@ -132,7 +132,7 @@ func TestAHostileImportIsRefused(t *testing.T) {
 				return files[i]
 			}
 			wantError(t, to.Import(t.Context(), l, path), c.why)
-			entries, err := os.ReadDir(to.path(checkpointsDir))
+			entries, err := os.ReadDir(to.path(CheckpointsDir))
 			must(t, err)
 			if len(entries) > 0 {
 				t.Errorf("there is %v", entries)

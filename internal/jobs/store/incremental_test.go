@@ -329,7 +329,7 @@ func wantDecoded(t testing.TB, s *Store, c Checkpoint, want memory) {
 	defer pool.Close()
 	must(t, pool.Add(c.Name, c.Dir, jobPID, readListing(t, c.Dir)))
 	same := pages.NewPlan(reader, &pool)
-	dir := filepath.Join(s.Dir(), checkpointsDir) // on the same file system
+	dir := filepath.Join(s.Dir(), CheckpointsDir) // on the same file system
 	got, err := pages.Rewrite(t.Context(), same, pages.RewriteOptions{Dir: dir, ID: dumpID(98), PID: jobPID})
 	must(t, err)
 	for _, name := range got.Listing.Names(jobPID) {
@@ -451,7 +451,7 @@ func TestOnlyTheNamesOfACheckpointAreRemoved(t *testing.T) {
 		m = changed(m, uint64(i+10), i)
 		last = publish(t, s, i+1, m)
 	}
-	entries, err := os.ReadDir(s.path(checkpointsDir))
+	entries, err := os.ReadDir(s.path(CheckpointsDir))
 	must(t, err)
 	for _, entry := range slices.DeleteFunc(entries, func(e fs.DirEntry) bool { return e.Name() == last.Name }) {
 		must(t, os.RemoveAll(s.checkpointDir(entry.Name())))

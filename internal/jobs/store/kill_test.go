@@ -118,7 +118,7 @@ func TestAKilledChangeHarmsNothing(t *testing.T) {
 			default:
 				t.Errorf("checkpoints %q", got)
 			}
-			entries, err := os.ReadDir(s.path(checkpointsDir))
+			entries, err := os.ReadDir(s.path(CheckpointsDir))
 			must(t, err)
 			left, err := filepath.Glob(filepath.Join(base, stagePrefix+"*"))
 			must(t, err)

@@ -196,7 +196,7 @@ func TestAFullDiskHarmsNoDifference(t *testing.T) {
 		t.Errorf("error %v", err)
 	}
 	wantWhole(t, s, "000001")
-	entries, err := os.ReadDir(s.path(checkpointsDir))
+	entries, err := os.ReadDir(s.path(CheckpointsDir))
 	must(t, err)
 	if slices.ContainsFunc(entries, func(e fs.DirEntry) bool { return e.Name() != "000001" }) {
 		t.Errorf("left over: %v", entries)

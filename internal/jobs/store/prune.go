@@ -147,7 +147,7 @@ func (s *Store) remove(ctx context.Context, name string) error {
 		}
 	}
 	if err == nil {
-		err = errors.Join(durable.Sync(s.path(checkpointsDir)), os.RemoveAll(aside))
+		err = errors.Join(durable.Sync(s.path(CheckpointsDir)), os.RemoveAll(aside))
 	}
 	if err != nil {
 		return fmt.Errorf("remove checkpoint %s: %w", name, err)
@@ -156,7 +156,7 @@ func (s *Store) remove(ctx context.Context, name string) error {
 }
 
 // Dirs are the names of the directories in a job's that are the store's.
-func Dirs() []string { return []string{checkpointsDir, stagedDir} }
+func Dirs() []string { return []string{CheckpointsDir, stagedDir} }
 
 // RemoveAll removes all checkpoints, pinned or not, the oldest first, and the store's directories. It returns
 // the paths of what is there and not the store's own, which stays.

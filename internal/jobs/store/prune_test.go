@@ -69,7 +69,7 @@ func TestPruningKeepsWhatIsNeeded(t *testing.T) {
 			if got != c.want || len(all)+len(removed) != 5 {
 				t.Errorf("%q remain and %q were removed, want %q", got, names(removed), c.want)
 			}
-			entries, err := os.ReadDir(s.path(checkpointsDir))
+			entries, err := os.ReadDir(s.path(CheckpointsDir))
 			must(t, err)
 			if len(entries) != len(all) {
 				t.Errorf("%d entries for %d checkpoints", len(entries), len(all))

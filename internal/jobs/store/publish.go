@@ -93,7 +93,7 @@ func (s *Store) create(ctx context.Context, name string, fill func(dir string) e
 	if err != nil {
 		return errors.Join(err, os.RemoveAll(partial))
 	}
-	return cmp.Or(s.step(ctx, stepRenamed), durable.Sync(s.path(checkpointsDir)))
+	return cmp.Or(s.step(ctx, stepRenamed), durable.Sync(s.path(CheckpointsDir)))
 }
 
 const (

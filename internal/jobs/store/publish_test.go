@@ -132,7 +132,7 @@ func TestWhatIsNoFileIsNotPublished(t *testing.T) {
 // wantNothingLeft fails if the folder of the checkpoints is not empty.
 func wantNothingLeft(t testing.TB, s *Store) {
 	t.Helper()
-	entries, err := os.ReadDir(s.path(checkpointsDir))
+	entries, err := os.ReadDir(s.path(CheckpointsDir))
 	must(t, err)
 	if len(entries) > 0 {
 		t.Errorf("%s is left", entries[0].Name())

@@ -111,7 +111,7 @@ func (s *Store) RemoveLeftovers() (removed []string, err error) {
 	if err != nil {
 		return nil, err
 	}
-	entries, err := os.ReadDir(s.path(checkpointsDir))
+	entries, err := os.ReadDir(s.path(CheckpointsDir))
 	for _, entry := range entries {
 		if path := s.checkpointDir(entry.Name()); strings.HasPrefix(entry.Name(), partialPrefix) {
 			left[path] = path

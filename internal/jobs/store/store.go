@@ -21,12 +21,14 @@ import (
 	"cucriu/internal/pages"
 )
 
+// CheckpointsDir is the directory of the checkpoints in that of a job.
+const CheckpointsDir = "checkpoints"
+
 const (
-	lockName       = "lock"
-	ownerName      = "owner.json"
-	checkpointsDir = "checkpoints"
-	stagedDir      = "staged"
-	partialPrefix  = ".partial-"
+	lockName      = "lock"
+	ownerName     = "owner.json"
+	stagedDir     = "staged"
+	partialPrefix = ".partial-"
 )
 
 var (
@@ -89,7 +91,7 @@ func Open(dir string, o OpenOptions) (*Store, error) {
 	if err := s.acquire(o.Takeover); err != nil {
 		return nil, fmt.Errorf("job directory %s: %w", s.dir, err)
 	}
-	for _, name := range []string{checkpointsDir, stagedDir} {
+	for _, name := range []string{CheckpointsDir, stagedDir} {
 		if err := os.Mkdir(s.path(name), 0o700); err != nil && !errors.Is(err, fs.ErrExist) {
 			return nil, errors.Join(fmt.Errorf("job directory: %w", err), s.Close())
 		}
@@ -146,7 +148,7 @@ func (s *Store) path(elements ...string) string {
 }
 
 // checkpointDir returns the directory of a checkpoint, or of a partial one.
-func (s *Store) checkpointDir(name string) string { return s.path(checkpointsDir, name) }
+func (s *Store) checkpointDir(name string) string { return s.path(CheckpointsDir, name) }
 
 // checkDir refuses a directory that others than root can change or read: root restores what
 // is in it, and it holds the memory of the job.
