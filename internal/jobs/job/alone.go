@@ -15,7 +15,10 @@ const RecordName = "job.json"
 // RefuseAlone refuses an image that is a checkpoint of a long job. What restores it must know the job,
 // or the job could run twice.
 func RefuseAlone(image string) error {
-	image, err := filepath.EvalSymlinks(image)
+	image, err := filepath.Abs(image)
+	if err == nil {
+		image, err = filepath.EvalSymlinks(image)
+	}
 	if err != nil {
 		return nil // the restore says what is wrong with it
 	}
