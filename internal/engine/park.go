@@ -71,14 +71,19 @@ func stepOut(ctx context.Context, s *session.Session, t *Target, do func() error
 		}
 		wait, waits := inject.WaitsForLock(t.PID, tid)
 		if waits && waited && wait == before {
-			parked, over, err := inject.StepOut(ctx, t.PID, wait, s.ParkedFile(t.PID))
-			switch {
-			case errors.Is(err, fs.ErrNotExist): // it is held by its stop alone
-			case err != nil:
+			err := t.prefault.without(ctx, func() error {
+				parked, over, err := inject.StepOut(ctx, t.PID, wait, s.ParkedFile(t.PID))
+				if errors.Is(err, fs.ErrNotExist) { // it is held by its stop alone
+					return nil
+				}
+				if err == nil {
+					t.Parked = &parked
+					s.Env.Log.Debug("the driver waited for a lock of a thread that is stopped", "pid", t.PID, "over", over)
+				}
+				return err
+			})
+			if err != nil {
 				failed = err
-			default:
-				t.Parked = &parked
-				s.Env.Log.Debug("the driver waited for a lock of a thread that is stopped", "pid", t.PID, "over", over)
 			}
 		}
 		before, waited = wait, waits

@@ -82,17 +82,25 @@ func (p *prefault) warn(err error) {
 
 // end waits until all is ready or ctx ends, and gives the threads back.
 func (p *prefault) end(ctx context.Context) error {
+	return p.without(ctx, func() error { return nil })
+}
+
+// without is end. While do runs, no thread is lent.
+func (p *prefault) without(ctx context.Context, do func() error) error {
 	if p == nil {
-		return nil
+		return do()
 	}
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	if p.lent == nil {
-		return nil
+	if p.lent != nil {
+		defer context.AfterFunc(ctx, p.cancel)()
+		p.running.Wait()
+		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), ReleaseTimeout)
+		defer cancel()
+		if err := p.lent.Return(ctx); err != nil {
+			return err
+		}
+		p.lent = nil
 	}
-	defer context.AfterFunc(ctx, p.cancel)()
-	p.running.Wait()
-	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), ReleaseTimeout)
-	defer cancel()
-	return p.lent.Return(ctx)
+	return do()
 }

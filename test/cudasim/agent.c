@@ -115,12 +115,12 @@ static CUresult checkpoint(const struct fault_plan *plan)
 	if (memory_has_managed())
 		return CUDA_ERROR_NOT_SUPPORTED;
 	hazard_set(true);
-	allocate();
 	CUresult r = memory_stage(&agent.staging);
 	if (r) {
 		hazard_set(false);
 		return r;
 	}
+	allocate();
 	midway(plan);
 	uint32_t visible = host_visible(&sim.host);
 	agent.ncaptured = 0;

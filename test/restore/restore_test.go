@@ -77,7 +77,7 @@ func TestAJobGoesOnOnTheGPUsThatTheMapNames(t *testing.T) {
 func TestALockOfAStoppedThreadIsFreed(t *testing.T) {
 	testenv.Isolated(t, func(t *testing.T) {
 		host := testenv.NewHost(t, 2)
-		job := host.Start(1, "--gpus", "0", "--trim", "--spin", "stream-sync")
+		job := host.Start(1, "--gpus", "0", "--mib", "32", "--trim", "--spin", "stream-sync") // enough that it is prefaulted
 		for range 2 {
 			testenv.DumpAndLeave(t, host, job, "-R")
 			job.Runs()

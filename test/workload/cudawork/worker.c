@@ -32,6 +32,8 @@ static void set_up(struct worker *w)
 	const struct options *o = w->options;
 	uint32_t seed = 1 + 100 * w->role->rank;
 
+	if (o->trim) /* among the first threads, which a dump has work for it first */
+		companions_trim();
 	driver_open();
 	while (o->context_later && !file_exists(w->role->dir, "context"))
 		sleep_ms(5);
@@ -72,8 +74,6 @@ static void set_up(struct worker *w)
 		companions_vfork();
 	companions_count(o->threads);
 	companions_burn(o->burn);
-	if (o->trim)
-		companions_trim();
 }
 
 /*
