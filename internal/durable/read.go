@@ -3,12 +3,14 @@ package durable
 import (
 	"encoding/json"
 	"fmt"
-	"os"
 )
 
-// ReadJSON reads a file that holds one value as JSON.
+// maxJSONBytes is far above what any of these files has.
+const maxJSONBytes = 256 << 20
+
+// ReadJSON reads a file that holds one value as JSON, as [ReadFile] does.
 func ReadJSON(path string, value any) error {
-	data, err := os.ReadFile(path)
+	data, err := ReadFile(path, maxJSONBytes)
 	if err != nil {
 		return err
 	}

@@ -88,8 +88,10 @@ func (s *starter) resume(ctx context.Context, c store.Checkpoint) error {
 	if c.Err != nil {
 		return c.Err
 	}
-	if err := s.store.Check(ctx, c); err != nil {
+	if err := s.store.Check(ctx, c); errors.As(err, new(*store.DamageError)) {
 		return err
+	} else if err != nil { // an older one would lose work
+		return preflight.AsRefusal(err)
 	}
 	if err := s.checkNames(c.Dir); err != nil {
 		return err

@@ -9,7 +9,10 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"slices"
 	"time"
+
+	"golang.org/x/sys/unix"
 
 	"cucriu/internal/criuimage"
 	"cucriu/internal/durable"
@@ -92,6 +95,13 @@ func VerifyDir(ctx context.Context, dir string, workers int, read func(bytes int
 	return check(ctx, c, workers, read)
 }
 
+// ofHost reports whether an error says only that a file cannot be read here and now, and nothing of what
+// is in it.
+func ofHost(err error) bool {
+	return slices.ContainsFunc([]unix.Errno{unix.EMFILE, unix.ENFILE, unix.ENOMEM, unix.EACCES, unix.EPERM, unix.ETIMEDOUT},
+		func(number unix.Errno) bool { return errors.Is(err, number) })
+}
+
 // check is [Store.Check]. With workers, so many threads read the GPU's pages, too.
 func check(ctx context.Context, c Checkpoint, workers int, read func(bytes int)) error {
 	if c.Err != nil {
@@ -103,8 +113,11 @@ func check(ctx context.Context, c Checkpoint, workers int, read func(bytes int))
 	}
 	defer root.Close()
 	damage := func(file string, err error) error {
-		if ctx.Err() != nil {
+		switch {
+		case ctx.Err() != nil:
 			return err
+		case ofHost(err):
+			return fmt.Errorf("checkpoint %s: %w", c.Name, err)
 		}
 		return &DamageError{Checkpoint: c.Name, File: file, Err: err}
 	}

@@ -101,6 +101,9 @@ func (s *Store) Checkpoints() ([]Checkpoint, error) {
 		if errors.Is(err, errGone) {
 			continue // removed meanwhile
 		}
+		if ofHost(err) {
+			return nil, fmt.Errorf("checkpoint %s: %w", name, err)
+		}
 		if err != nil {
 			c = Checkpoint{Name: name, Dir: s.checkpointDir(name), Err: fmt.Errorf("checkpoint %s: %w", name, err)}
 		}

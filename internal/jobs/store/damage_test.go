@@ -59,6 +59,24 @@ func TestEveryDamagedFileIsNamed(t *testing.T) {
 	}
 }
 
+// TestACheckpointThatCannotBeReadNowIsNotCalledDamaged: the job would be set back to an older one.
+func TestACheckpointThatCannotBeReadNowIsNotCalledDamaged(t *testing.T) {
+	s := openStore(t, filepath.Join(t.TempDir(), "job"))
+	c := publish(t, s, 1, newMemory(1, 6))
+	var limit unix.Rlimit
+	must(t, unix.Getrlimit(unix.RLIMIT_NOFILE, &limit))
+	must(t, unix.Setrlimit(unix.RLIMIT_NOFILE, &unix.Rlimit{Max: limit.Max}))
+	checked, verified := s.Check(t.Context(), c), s.Verify(t.Context(), c, 1, nil)
+	_, listed := s.Checkpoints()
+	must(t, unix.Setrlimit(unix.RLIMIT_NOFILE, &limit))
+	for what, err := range map[string]error{"check": checked, "verify": verified, "list": listed} {
+		if !errors.Is(err, unix.EMFILE) || errors.As(err, new(*DamageError)) {
+			t.Errorf("%s: got %v, want EMFILE and no damage", what, err)
+		}
+	}
+	wantWhole(t, s, "000001")
+}
+
 func flip(path, data string, at int) error {
 	damaged := []byte(data)
 	damaged[at] ^= 1
