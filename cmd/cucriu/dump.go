@@ -128,7 +128,7 @@ func (f *criuFlags) add(cmd *cobra.Command) {
 		}
 		level, err := strconv.ParseUint(text, 10, 31)
 		if err != nil || level > 4 {
-			return errors.New("it is one of 0 to 4")
+			return errors.New("must be a number from 0 to 4")
 		}
 		opts.LogLevel = proto.Int32(int32(level))
 		return nil

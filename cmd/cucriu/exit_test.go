@@ -4,7 +4,11 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"os"
 	"os/exec"
+	"regexp"
+	"slices"
+	"strings"
 	"testing"
 
 	"golang.org/x/sys/unix"
@@ -12,6 +16,31 @@ import (
 	"cucriu/hooks"
 	"cucriu/hooks/preflight"
 )
+
+// TestExitStatusesAreDocumented: the constants, the help topic and the page name the same ones.
+func TestExitStatusesAreDocumented(t *testing.T) {
+	found := func(of, pattern string) (all []string) {
+		for _, m := range regexp.MustCompile("(?m)"+pattern).FindAllStringSubmatch(of, -1) {
+			all = append(all, strings.ReplaceAll(m[1], " ", ""))
+		}
+		return all
+	}
+	read := func(path string) string {
+		text, err := os.ReadFile(path)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return string(text)
+	}
+	want := append([]string{"0"}, found(read("exit.go"), `^\texit[A-Z]\w+ += (\d+)`)...)
+	want[len(want)-1] += "+n"
+	if got := found(exitStatusTopic().Long, `^  (\d+(?:\+n)?) `); !slices.Equal(got, want) {
+		t.Errorf("the help topic has %q, want %q", got, want)
+	}
+	if got := found(read("../../docs/exit-status.md"), `^\| (\d+(?: \+ n)?) \|`); !slices.Equal(got, want) {
+		t.Errorf("docs/exit-status.md has %q, want %q", got, want)
+	}
+}
 
 // TestExitCode: what became of the job counts before the cause, and before the signal that
 // ended the command.

@@ -257,7 +257,7 @@ resumed from an older checkpoint (*.cucriu-DATE); cucriu jobs show reports their
 			case !cmd.Flags().Changed("keep") && maxBytes == 0 && !tails:
 				return usageError{errors.New("give --keep or --max-bytes, or --tails")}
 			case cmd.Flags().Changed("keep") && keep < 1:
-				return usageError{fmt.Errorf("--keep %d: at least 1", keep)}
+				return usageError{fmt.Errorf("--keep %d: must be at least 1", keep)}
 			}
 			hook, job, err := findJob(args[0])
 			if err != nil {

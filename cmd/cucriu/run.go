@@ -239,7 +239,7 @@ func addLongFlags(cmd *cobra.Command, o *jobs.Options) (check func(args []string
 		}
 		for _, path := range o.NotSaved {
 			if !filepath.IsAbs(path) {
-				return fmt.Errorf("--not-saved %s: an absolute path", path)
+				return fmt.Errorf("--not-saved %s: must be an absolute path", path)
 			}
 		}
 		switch {
@@ -252,17 +252,17 @@ func addLongFlags(cmd *cobra.Command, o *jobs.Options) (check func(args []string
 		case o.Every < 0 || o.Grace < 0 || o.MaxPause < 0:
 			return errors.New("duration must not be negative")
 		case o.Every > 0 && o.Every < time.Second:
-			return fmt.Errorf("--every %v: at least 1s", o.Every)
+			return fmt.Errorf("--every %v: must be at least 1s", o.Every)
 		case o.Stage != "" && o.Stage != jobs.StageMemory && o.Stage != jobs.StageDisk && !filepath.IsAbs(o.Stage):
 			return fmt.Errorf("--stage %s: must be auto, memory, disk, or an absolute path", o.Stage)
 		case o.Metrics != "" && existing(filepath.Dir(o.Metrics)) == "":
 			return fmt.Errorf("--metrics %s: no such directory", o.Metrics)
 		case o.Keep < 1:
-			return fmt.Errorf("--keep %d: at least 1", o.Keep)
+			return fmt.Errorf("--keep %d: must be at least 1", o.Keep)
 		case o.RequeueStatus < 0 || o.RequeueStatus > 255:
-			return fmt.Errorf("--requeue-status %d: 0 to 255", o.RequeueStatus)
+			return fmt.Errorf("--requeue-status %d: must be between 0 and 255", o.RequeueStatus)
 		case o.MovedStatus < 0 || o.MovedStatus > 255:
-			return fmt.Errorf("--moved-status %d: 0 to 255", o.MovedStatus)
+			return fmt.Errorf("--moved-status %d: must be between 0 and 255", o.MovedStatus)
 		}
 		return nil
 	}

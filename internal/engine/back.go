@@ -143,7 +143,7 @@ func (b *wayBack) stop(ctx context.Context) error {
 	if err := proc.KeepStopped(ctx, ProcessesOf(b.cuda)...); err != nil {
 		return err
 	}
-	return b.parallel(func(t *Target) error { return inject.ReturnBorrowed(ctx, b.BorrowedFile(t.PID)) })
+	return b.parallel(func(t *Target) error { return inject.ReturnThreads(ctx, b.BorrowedFile(t.PID)) })
 }
 
 // trace lets the restore threads run, and nothing else. It leaves out the processes that lack memory:

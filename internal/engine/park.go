@@ -175,7 +175,7 @@ func returnThreads(ctx context.Context, pid int, saved string) error {
 	if err := thaw(ctx, pid); err != nil {
 		return err
 	}
-	return inject.ReturnBorrowed(ctx, saved)
+	return inject.ReturnThreads(ctx, saved)
 }
 
 // RearmTimers starts the periodic timers of processes again that expired in the stop: criu restores

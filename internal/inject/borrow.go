@@ -27,9 +27,9 @@ import (
 // thread has a pending stop that takes effect when it next leaves the kernel, and it is
 // either in the kernel or at the instruction that enters it. But a thread may then still
 // have our registers and have its signals blocked. So Borrow writes registers and signal
-// masks to a file before it changes them, and [ReturnBorrowed] puts them back. Until then
+// masks to a file before it changes them, and [ReturnThreads] puts them back. Until then
 // nobody may send the process SIGCONT. A program that continues a process from which
-// threads may have been borrowed must call ReturnBorrowed first.
+// threads may have been borrowed must call ReturnThreads first.
 type Borrowed struct{ loan *loan }
 
 // ErrNotStopped says that a process is not, or no longer, in the group-stop.
@@ -38,7 +38,7 @@ var ErrNotStopped = errors.New("the process is not stopped, or was sent SIGCONT"
 // Borrow seizes threads of a stopped process. All threads of the process must be in the
 // group-stop, except those that another tracer lets run; these cannot be borrowed. Borrow
 // writes the registers and signal masks of the threads to the file saved, for
-// [ReturnBorrowed]. The file must not exist yet, and is meaningless after a reboot. If
+// [ReturnThreads]. The file must not exist yet, and is meaningless after a reboot. If
 // saved is "", there is no file, and the process is lost if we are killed before Return.
 // This is meant for a process that would be lost without the loan.
 //
@@ -134,7 +134,7 @@ func (b *Borrowed) call(ctx context.Context, ranges []proc.Range, what remoteCal
 // called a second time.
 //
 // Return fails, for example, if ctx ends while a call is still under way. With a file, it
-// then releases the threads as if we had been killed, and ReturnBorrowed returns them.
+// then releases the threads as if we had been killed, and ReturnThreads returns them.
 // Without a file, they stay borrowed.
 func (b *Borrowed) Return(ctx context.Context) error {
 	l := b.loan
@@ -148,14 +148,14 @@ func (b *Borrowed) Return(ctx context.Context) error {
 	return l.returning(err)
 }
 
-// ReturnBorrowed cleans up after a borrower that was killed. Every thread in the file saved
-// that still exists gets its registers and signal mask back, and the file is removed. If
-// there is no such file, there is nothing to do. ReturnBorrowed waits, until ctx ends, for
+// ReturnThreads ends a parking, and cleans up after a borrower that was killed. Every thread in the
+// file saved that still exists gets its registers and signal mask back, and the file is removed. If
+// there is no such file, there is nothing to do. ReturnThreads waits, until ctx ends, for
 // threads that are still in a long call or cannot be stopped yet.
 //
-// The process must still be in the group-stop. While the borrower lives, ReturnBorrowed
+// The process must still be in the group-stop. While the borrower lives, ReturnThreads
 // fails, because a thread has one tracer.
-func ReturnBorrowed(ctx context.Context, saved string) error {
+func ReturnThreads(ctx context.Context, saved string) error {
 	return returnSaved(ctx, saved, func(string) {})
 }
 

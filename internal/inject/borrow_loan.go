@@ -201,7 +201,7 @@ func (l *loan) stopped(t *borrowedThread, status unix.WaitStatus) {
 	}
 }
 
-// savedThreads is the content of the file that a borrower leaves for [ReturnBorrowed].
+// savedThreads is the content of the file that a borrower leaves for [ReturnThreads].
 type savedThreads struct {
 	PID int `json:"pid"`
 	// Instruction is the address of the instruction with which the threads enter the

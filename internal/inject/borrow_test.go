@@ -152,7 +152,7 @@ func TestBorrowIsRefusedAndChangesNothing(t *testing.T) {
 	if _, err := Borrow(t.Context(), p.PID, p.tids(), p.saved+"2"); !errors.Is(err, unix.EPERM) {
 		t.Errorf("borrowed twice: %v", err)
 	}
-	if err := ReturnBorrowed(t.Context(), p.saved); !errors.Is(err, unix.EPERM) {
+	if err := ReturnThreads(t.Context(), p.saved); !errors.Is(err, unix.EPERM) {
 		t.Errorf("returned in place of a living borrower: %v", err)
 	}
 	must(t, b.Return(t.Context()))
@@ -176,7 +176,7 @@ func TestAnEndOfTheContextLeavesThreadsReturnable(t *testing.T) {
 	if err := b.Madvise(t.Context(), []proc.Range{p.part(0, 256<<20)}, unix.MADV_DONTNEED); err == nil {
 		t.Fatal("threads that were let go of were borrowed on")
 	}
-	must(t, ReturnBorrowed(t.Context(), p.saved)) // by the same process
+	must(t, ReturnThreads(t.Context(), p.saved)) // by the same process
 	p.wantReturned(t)
 	p.goesOn(t)
 }
@@ -387,7 +387,7 @@ func TestABorrowerKilledAtAnyPoint(t *testing.T) {
 				if inCall, err := compute.Registers.inCall(p.Process); err == nil && !inCall {
 					break
 				}
-				must(t, ReturnBorrowed(t.Context(), p.saved))
+				must(t, ReturnThreads(t.Context(), p.saved))
 				p.goesOn(t)
 				p.stop(t)
 			}
@@ -402,8 +402,8 @@ func TestABorrowerKilledAtAnyPoint(t *testing.T) {
 				t.Fatalf("%s, to be killed at %q: %v", test.mode, test.point, cmd.ProcessState)
 			}
 		}
-		must(t, ReturnBorrowed(t.Context(), p.saved))
-		must(t, ReturnBorrowed(t.Context(), p.saved))
+		must(t, ReturnThreads(t.Context(), p.saved))
+		must(t, ReturnThreads(t.Context(), p.saved))
 		p.wantReturned(t)
 		p.goesOn(t)
 	}
@@ -429,7 +429,7 @@ func TestABorrowerKilledAtAnyTime(t *testing.T) {
 		if _, err := os.Lstat(p.saved); err == nil {
 			left++
 		}
-		must(t, ReturnBorrowed(t.Context(), p.saved))
+		must(t, ReturnThreads(t.Context(), p.saved))
 		p.wantReturned(t)
 		p.goesOn(t)
 	}
@@ -443,7 +443,7 @@ func TestThreadsThatAreOthersNowAreLeftAlone(t *testing.T) {
 		saved.Threads = append(saved.Threads, savedThread{TID: tid, StartTime: 1})
 	}
 	must(t, saved.write(p.saved))
-	must(t, ReturnBorrowed(t.Context(), p.saved))
+	must(t, ReturnThreads(t.Context(), p.saved))
 	p.wantReturned(t)
 	p.goesOn(t)
 }

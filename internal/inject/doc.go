@@ -12,12 +12,12 @@
 //	                        │◀─ Return ─────┘                            system call
 //	                        │
 //	                        └─ Park ────────▶ parked: in the group-stop, and after a
-//	                         ◀ReturnBorrowed┘ SIGCONT in an endless futex wait
+//	                        │◀ReturnThreads─┘ SIGCONT in an endless futex wait
 //
 // The first two states end with the tracer: if this program is killed, the kernel detaches
 // and the thread falls back into the group-stop. A borrowed thread may then still have our
 // registers. So Borrow first writes the thread's own registers to a file, and
-// [ReturnBorrowed] puts them back. A parked thread needs no tracer: it stays parked
+// [ReturnThreads] puts them back. A parked thread needs no tracer: it stays parked
 // whichever process is killed, and through criu's dump and restore.
 //
 // A thread has one tracer. The kernel takes ptrace requests only from the OS thread that

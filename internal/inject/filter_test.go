@@ -31,7 +31,7 @@ func TestASeccompFilterDoesNotJudgeWhatBorrowedThreadsCall(t *testing.T) {
 
 	parked := p.park(t)
 	p.wantWaiting(t, parked)
-	must(t, ReturnBorrowed(t.Context(), p.saved))
+	must(t, ReturnThreads(t.Context(), p.saved))
 	p.goesOn(t)
 }
 

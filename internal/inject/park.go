@@ -29,12 +29,12 @@ type Parked struct {
 }
 
 // Park parks the threads of a process except those in except. It first writes what they
-// need to continue into the file saved, for [ReturnBorrowed], which unparks them. The file must not
+// need to continue into the file saved, for [ReturnThreads], which unparks them. The file must not
 // exist yet. The process must be as [Borrow] requires, but need not be stopped.
 //
 // Park fails with [proc.ErrGone] if the process has ended, and with [ErrFiltered] if a
 // seccomp filter would not let a thread wait. A failed Park changes nothing, unless the file
-// exists afterwards: then ReturnBorrowed restores the threads.
+// exists afterwards: then ReturnThreads restores the threads.
 func Park(ctx context.Context, pid int, except []int, saved string) (Parked, error) {
 	return parkIn(ctx, pid, except, saved, func(string) {})
 }
@@ -165,7 +165,7 @@ func (p Parked) Continue(process *proc.Process) error {
 		return err
 	}
 	// A SIGCONT that is pending in an image makes criu's restore fail. A SIGTSTP cancels
-	// it, and the SIGCONT that follows ReturnBorrowed cancels the SIGTSTP.
+	// it, and the SIGCONT that follows ReturnThreads cancels the SIGTSTP.
 	return process.Signal(unix.SIGTSTP)
 }
 
@@ -221,7 +221,7 @@ func (p Parked) Validate() error {
 	return nil
 }
 
-// WriteRestored writes the file with which [ReturnBorrowed] finds the parked threads of an image in the
+// WriteRestored writes the file with which [ReturnThreads] finds the parked threads of an image in the
 // process that criu has restored from it.
 func (p Parked) WriteRestored(process *proc.Process, saved string) error {
 	tids, err := proc.Threads(process.PID)

@@ -76,8 +76,8 @@ func TestParkedThreadsRunNothingWhateverContinuesThem(t *testing.T) {
 			t.Fatalf("threads ran while they were parked: %v, then %v", before, now)
 		}
 		// By a program that finds the process running.
-		must(t, ReturnBorrowed(t.Context(), p.saved))
-		must(t, ReturnBorrowed(t.Context(), p.saved))
+		must(t, ReturnThreads(t.Context(), p.saved))
+		must(t, ReturnThreads(t.Context(), p.saved))
 		p.goesOn(t)
 	}
 }
@@ -93,7 +93,7 @@ func TestSignalsToAParkedProcessAreTakenOnceAfterwards(t *testing.T) {
 		t.Fatal("a parked thread took a signal")
 	}
 	p.stop(t)
-	must(t, ReturnBorrowed(t.Context(), p.saved))
+	must(t, ReturnThreads(t.Context(), p.saved))
 	p.wantReturned(t)
 	p.goesOn(t)
 	eventually(t, "the signals", func() bool { return p.Terminated.Load() == 1 && p.Poked.Load() == 1 })
@@ -111,7 +111,7 @@ func TestNoSigcontWaitsForAParkedProcess(t *testing.T) {
 			if pending := p.pending(t); pending != left {
 				t.Fatalf("signals %#x are pending, want %#x", pending, left)
 			}
-			must(t, ReturnBorrowed(t.Context(), p.saved))
+			must(t, ReturnThreads(t.Context(), p.saved))
 			p.goesOn(t)
 			eventually(t, "end of pending signals", func() bool { return p.pending(t) == 0 })
 		})
@@ -144,7 +144,7 @@ func TestAThreadThatIsNotParkedRunsOn(t *testing.T) {
 			t.Fatalf("others ran: %v, then %v", before, now)
 		}
 		p.stop(t)
-		must(t, ReturnBorrowed(t.Context(), p.saved))
+		must(t, ReturnThreads(t.Context(), p.saved))
 		p.wantReturned(t)
 		p.goesOn(t)
 		if runs {
@@ -171,7 +171,7 @@ func TestParkedThreadsCanBeBorrowed(t *testing.T) {
 		t.Fatalf("they ran: %v, then %v", before, now)
 	}
 	p.stop(t)
-	must(t, ReturnBorrowed(t.Context(), p.saved))
+	must(t, ReturnThreads(t.Context(), p.saved))
 	p.goesOn(t)
 }
 
@@ -189,7 +189,7 @@ func TestParkedThreadsOfAnImageAreFoundAgain(t *testing.T) {
 	must(t, read.Validate())
 	must(t, os.Remove(p.saved))
 	must(t, read.WriteRestored(p.Process, p.saved))
-	must(t, ReturnBorrowed(t.Context(), p.saved))
+	must(t, ReturnThreads(t.Context(), p.saved))
 	p.wantReturned(t)
 	must(t, p.Signal(unix.SIGCONT))
 	p.goesOnAfterRestore(t)
@@ -251,14 +251,14 @@ func TestThreadsThatRunAlreadyAreLeftAlone(t *testing.T) {
 	p.park(t)
 	file, err := readSavedThreads(p.saved)
 	must(t, err)
-	must(t, ReturnBorrowed(t.Context(), p.saved))
+	must(t, ReturnThreads(t.Context(), p.saved))
 	p.goesOn(t)
 	const blockedThen = 1 << (unix.SIGUSR2 - 1)
 	for i := range file.Threads {
 		file.Threads[i].Mask = blockedThen
 	}
 	must(t, file.write(p.saved))
-	must(t, ReturnBorrowed(t.Context(), p.saved))
+	must(t, ReturnThreads(t.Context(), p.saved))
 	for _, thread := range file.Threads {
 		status, err := proc.ReadStatus(thread.TID)
 		if must(t, err); status.Blocked == blockedThen {

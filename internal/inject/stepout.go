@@ -63,7 +63,7 @@ func (w LockWait) over(pid int) bool {
 // one that a mutex names, else those that were stopped in the same library. It returns the threads as
 // they are parked now, also in the file saved, and whether the wait is over.
 //
-// If we are killed meanwhile, [ReturnBorrowed] leaves a thread where it has come to.
+// If we are killed meanwhile, [ReturnThreads] leaves a thread where it has come to.
 func StepOut(ctx context.Context, pid int, wait LockWait, saved string) (parked Parked, over bool, err error) {
 	isOver := func() bool { return wait.over(pid) }
 	const most = 300_000 // instructions at once; a second or so

@@ -43,7 +43,7 @@ func (p *borrowable) stepOn(t *testing.T) (moved int) {
 	}
 	p.wantWaiting(t, parked)
 	p.stop(t)
-	must(t, ReturnBorrowed(t.Context(), p.saved))
+	must(t, ReturnThreads(t.Context(), p.saved))
 	p.wantReturned(t)
 	p.goesOn(t)
 	return moved
@@ -71,7 +71,7 @@ func TestAThreadAtASystemCallIsNotStepped(t *testing.T) {
 	}
 	p.wantWaiting(t, parked)
 	p.stop(t)
-	must(t, ReturnBorrowed(t.Context(), p.saved))
+	must(t, ReturnThreads(t.Context(), p.saved))
 	p.wantReturned(t)
 	p.goesOn(t)
 }

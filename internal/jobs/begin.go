@@ -117,7 +117,7 @@ func (s *starter) attach(ctx context.Context) (bool, error) {
 	_, err = s.ask(ctx, inside.Request{Op: inside.Recover})
 	over()
 	if err != nil && p.Alive() {
-		return false, fmt.Errorf("the job runs, but an interrupted operation on it cannot be finished: %w", err)
+		return false, fmt.Errorf("the job is running, but a dump or restore that the previous supervisor left unfinished could not be completed; try again: %w", err)
 	}
 	s.root, err = p.OpenRoot()
 	switch {

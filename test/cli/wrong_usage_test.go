@@ -103,7 +103,7 @@ func TestWrongUsage(t *testing.T) {
 		{"jobs verify empty", "an argument is empty", []string{"jobs", "verify", dir, ""}},
 		{"jobs prune nothing", "name the job", []string{"jobs", "prune", "--keep", "1"}},
 		{"jobs prune by no rule", "give --keep or --max-bytes", []string{"jobs", "prune", dir}},
-		{"jobs prune all", "--keep 0: at least 1", []string{"jobs", "prune", dir, "--keep", "0"}},
+		{"jobs prune all", "--keep 0: must be at least 1", []string{"jobs", "prune", dir, "--keep", "0"}},
 		{"jobs prune no number", "invalid argument", []string{"jobs", "prune", dir, "--keep", "few"}},
 		{"jobs prune no size", "is not a size, such as 512M", []string{"jobs", "prune", dir, "--max-bytes", "lots"}},
 		{"jobs prune to nothing", "is not a size", []string{"jobs", "prune", dir, "--max-bytes", "0"}},

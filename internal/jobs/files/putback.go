@@ -199,7 +199,7 @@ func (p *putBack) keep(ctx context.Context, d *todo) error {
 		return t.writeBeside(d.Kept, meta, p.step, func(to *os.File) error { return copyData(ctx, to, now, d.From, d.Meta.Size, 0) })
 	})
 	if err != nil {
-		return fmt.Errorf("keep the newer content of %v: %w", d.Path, err)
+		return fmt.Errorf("could not back up the newer content of %v: %w", d.Path, err)
 	}
 	return p.step("kept")
 }

@@ -23,6 +23,7 @@
 //	           Tick: killed under criu                   Kill, after a few of them
 //	           Preempt                        (leaving)  Hasten; the end of what is under way; Unpause if paused;
 //	                                                     Last, tried a few times; then EndLeave
+//	           (leaving) a request                       not taken until the supervisor ends, which refuses it
 //	           (leaving) a second one, TimeUp            CutOff, after a Kill unless what is under way ends the
 //	                                                     job by itself; then EndLeave
 //	Ending     Exited                         Over       EndJob

@@ -33,7 +33,7 @@ const (
 
 // The rules for a person who decides. If they are not kept, there may be two copies, or none.
 const (
-	WhenToTake = "take it only if the source's status says that its copy has ended, or if the source's host is destroyed"
+	WhenToTake = "take it only if the source's status says that its copy has ended, or if the source's host is destroyed (or, for a process tree, was rebooted)"
 	WhenToDrop = "drop it only if the source's status says that the job keeps running there"
 )
 

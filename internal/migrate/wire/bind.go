@@ -76,7 +76,7 @@ func listenIn(ctx context.Context, host string, first, last uint64) (net.Listene
 			return l, err
 		}
 	}
-	return nil, fmt.Errorf("listen on %q: none of the ports %d to %d is free", host, first, last)
+	return nil, fmt.Errorf("listen on %q: none of the ports %d to %d is free; choose others with --ports", host, first, last)
 }
 
 // announced returns the addresses to tell the peer. Where the host listens on all of them, these
