@@ -22,7 +22,7 @@ static const char usage[] =
 	"  --handle-mib M  with vmm: physical handles of this size, in one reservation\n"
 	"  --peer WHO      which GPUs access the next one's memory: none, one or both\n"
 	"  --peer-later    but not before DIR/peer says on\n"
-	"  --tick-ms MS    pause between ticks (default 10)\n"
+	"  --tick-ms MS    least pause between ticks (default 10)\n"
 	"  --copy-wait     wait for the end of a tick by a copy: no stop is needed to checkpoint us\n"
 	"  --busy-ms MS    a kernel of this length in each tick, on each GPU\n"
 	"  --threads T     ordinary CPU threads that count\n"

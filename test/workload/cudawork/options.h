@@ -35,7 +35,7 @@ struct options {
 	long ballast_mib; /* more on each GPU that no tick touches */
 	long ballast_pieces; /* that there are of it */
 	long zeros_mib, flat_mib; /* the same: all bytes 0, or another */
-	long tick_ms; /* pause between ticks */
+	long tick_ms; /* least pause between ticks */
 	long busy_ms; /* length of the long kernel of each tick, 0: none */
 	long threads; /* ordinary CPU threads */
 	long burn;    /* more of them, that never pause */
