@@ -36,7 +36,7 @@ func BringBack(ctx context.Context, driver *cudackpt.Driver, s *session.Session,
 	defer func() { _ = b.release(context.WithoutCancel(ctx)) }() // after an error
 	if s.HandedOver() {
 		var err error
-		if b.toPause, err = PausedStill(&s.Record); err != nil {
+		if b.toPause, err = proc.FrozenOf(s.Paused); err != nil {
 			return err
 		}
 	}

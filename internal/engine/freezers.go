@@ -5,7 +5,6 @@ import (
 	"errors"
 	"os"
 
-	"cucriu/internal/journal"
 	"cucriu/internal/proc"
 )
 
@@ -31,21 +30,6 @@ func thawAll(ctx context.Context, targets []*Target) error {
 		}
 	}
 	return nil
-}
-
-// PausedStill returns the freezers that the engine had frozen and that are frozen now.
-func PausedStill(s *journal.Record) ([]proc.Freezer, error) {
-	var frozen []proc.Freezer
-	for _, freezer := range s.Paused {
-		isFrozen, err := freezer.Frozen()
-		if err != nil && !errors.Is(err, os.ErrNotExist) {
-			return nil, err
-		}
-		if isFrozen {
-			frozen = append(frozen, freezer)
-		}
-	}
-	return frozen, nil
 }
 
 // FreezeAll freezes the freezers that still exist.

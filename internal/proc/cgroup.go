@@ -179,6 +179,11 @@ func (h *Hierarchies) FrozenBy(pid int) ([]Freezer, error) {
 	if err != nil {
 		return nil, err
 	}
+	return FrozenOf(freezers)
+}
+
+// FrozenOf returns those freezers that are frozen. One that does not exist any more is not.
+func FrozenOf(freezers []Freezer) ([]Freezer, error) {
 	var frozen []Freezer
 	var errs []error
 	for _, f := range freezers {
