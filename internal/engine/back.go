@@ -149,7 +149,7 @@ func (b *wayBack) stop(ctx context.Context) error {
 // trace lets the restore threads run, and nothing else. It leaves out the processes that lack memory:
 // restore lets their threads run once the memory is filled in.
 func (b *wayBack) trace(ctx context.Context) error {
-	if err := b.parallel(func(t *Target) error { return filling{b}.checkDropped(ctx, t) }); err != nil {
+	if err := b.parallel(func(t *Target) error { return b.checkDropped(ctx, t) }); err != nil {
 		return err
 	}
 	b.tracer, b.traced = inject.NewTracer(), b.cuda
@@ -352,7 +352,7 @@ func (b *wayBack) restore(ctx context.Context) error {
 	go room() // during the first fill: NVML takes 10 ms for each GPU of the host
 	err = b.parallel(func(t *Target) error {
 		if t.lacksMemory() {
-			if err := (filling{b}).fill(ctx, t); err != nil {
+			if err := b.fill(ctx, t); err != nil {
 				return err
 			}
 			if err := runRestoreThreads(ctx, b.tracer, []*Target{t}); err != nil {

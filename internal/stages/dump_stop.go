@@ -219,13 +219,10 @@ func (d *dump) thaw(ctx context.Context, freezers []proc.Freezer) error {
 	return nil
 }
 
-// freezing is what criu finds frozen instead of stopped.
-type freezing struct{ *dump }
-
 // freeze prepares the processes for how criu seizes containers. Through a v1 freezer it waits without
 // end for a process in the group-stop, so such processes are frozen instead. A v2 freezer that we
 // thawed is put back.
-func (d freezing) freeze(ctx context.Context) error {
+func (d *dump) freeze(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, d.Config.Lock.Timeout)
 	defer cancel()
 	if err := d.Refreeze(ctx); err != nil {
@@ -251,7 +248,7 @@ func (d freezing) freeze(ctx context.Context) error {
 
 // freezeInstead takes a process from stopped to frozen if criu will seize it through a v1 freezer. No
 // thread of it runs meanwhile.
-func (d freezing) freezeInstead(ctx context.Context, process *proc.Process, parked *inject.Parked) (bool, error) {
+func (d *dump) freezeInstead(ctx context.Context, process *proc.Process, parked *inject.Parked) (bool, error) {
 	frozen, err := d.freezeV1(ctx, process.PID)
 	if err != nil || !frozen {
 		if errors.Is(err, proc.ErrGone) {
@@ -273,7 +270,7 @@ func (d freezing) freezeInstead(ctx context.Context, process *proc.Process, park
 // freezeV1 freezes the v1 freezer of a process if criu will seize the process through it. Under RPC the
 // option that says so cannot be seen, and the process is usually in a container, so it is frozen. A
 // group that holds criu itself never is.
-func (d freezing) freezeV1(ctx context.Context, pid int) (bool, error) {
+func (d *dump) freezeV1(ctx context.Context, pid int) (bool, error) {
 	freezers, err := proc.FreezersOf(pid)
 	if err != nil {
 		return false, err
