@@ -43,23 +43,15 @@ func (s *Suspension) measure(ctx context.Context) error {
 	if len(s.Targets) == 0 { // a migration holds trees without CUDA, too, and then there is no driver
 		return nil
 	}
-	processes := s.processes()
+	processes := journal.ProcessesOf(s.Members)
 	if err := inspect.Measure(ctx, s.Driver, processes); err != nil {
 		return err
 	}
-	for i, t := range s.Targets {
-		s.Listed = s.Listed || len(processes[i].Listed) > 0
-		t.Member.MemoryBytes, t.Member.Process.Listed = processes[i].MemoryBytes, processes[i].Listed
+	for i, p := range processes {
+		s.Listed = s.Listed || len(p.Listed) > 0
+		s.Members[i].MemoryBytes, s.Members[i].Listed = p.MemoryBytes, p.Listed
 	}
 	return nil
-}
-
-func (s *Suspension) processes() []inspect.Process {
-	processes := make([]inspect.Process, len(s.Targets))
-	for i, t := range s.Targets {
-		processes[i] = t.Member.Process
-	}
-	return processes
 }
 
 // lookAgain looks once more for what could not be restored, while nothing of the job runs.
@@ -67,7 +59,7 @@ func (s *Suspension) lookAgain() error {
 	if len(s.Targets) == 0 {
 		return nil
 	}
-	findings, err := inspect.Losses(s.Driver, s.Config.RunDir, s.processes())
+	findings, err := inspect.Losses(s.Driver, s.Config.RunDir, journal.ProcessesOf(s.Members))
 	if err != nil {
 		return err
 	}

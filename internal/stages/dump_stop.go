@@ -112,29 +112,19 @@ func findStopped(root int, members []journal.Member) (stopped []int, err error) 
 		if slices.ContainsFunc(members, func(m journal.Member) bool { return m.PID == pid }) {
 			continue
 		}
-		isStopped, imagePID, err := stoppedAs(pid)
+		isStopped, err := proc.Stopped(pid)
+		var status proc.Status
 		if isStopped {
-			stopped = append(stopped, imagePID)
+			status, err = proc.ReadStatus(pid)
 		}
-		if err != nil && !errors.Is(err, proc.ErrGone) {
+		switch {
+		case err != nil && !errors.Is(err, proc.ErrGone):
 			return nil, err
+		case err == nil && isStopped && !status.Ended:
+			stopped = append(stopped, status.ImagePID())
 		}
 	}
 	return stopped, nil
-}
-
-// stoppedAs reports whether a process is stopped, and its pid in the image. One that has ended, or ends
-// meanwhile, is not.
-func stoppedAs(pid int) (stopped bool, imagePID int, err error) {
-	stopped, err = proc.Stopped(pid)
-	if err != nil || !stopped {
-		return false, 0, err
-	}
-	status, err := proc.ReadStatus(pid)
-	if err != nil || status.Ended {
-		return false, 0, err
-	}
-	return true, status.ImagePID(), nil
 }
 
 // parkTree parks the whole tree.
