@@ -11,7 +11,6 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"cucriu/cudackpt"
 	"cucriu/hooks/preflight"
 	"cucriu/internal/criuimage"
 	"cucriu/internal/gpumap"
@@ -133,7 +132,9 @@ func (r inspection) write(out io.Writer, uuids bool) {
 		fmt.Fprintf(out, "criu held the processes for %v, and wrote %d pages in %v\n", dump.Frozen, dump.Pages, dump.Write)
 	}
 	cuda := make(map[int]image.Process)
+	var index gpuIndex // in the captured set, as a rule of the map counts
 	if r.Manifest != nil {
+		index = indexOf(r.Manifest.GPUs())
 		fmt.Fprintf(out, "made %s with driver %s\n", r.Manifest.Created.Local().Format(time.DateTime), r.Manifest.DriverVersion)
 		if copied, stored := r.fastLane(); copied > 0 {
 			fmt.Fprintf(out, "GPU state in files of its own, by the fast lane: %d MiB of memory in %d MiB\n", copied>>20, stored>>20)
@@ -143,7 +144,6 @@ func (r inspection) write(out io.Writer, uuids bool) {
 		}
 	}
 	depth := make(map[int]int)
-	index := r.index()
 	fmt.Fprintln(out)
 	table := newTable("PID", "NAME", "STATE", "THREADS", "MAPPED", "IN IMAGE", "GPU MEMORY", "SAW")
 	for _, p := range r.Images.Processes {
@@ -163,16 +163,3 @@ func (r inspection) write(out io.Writer, uuids bool) {
 }
 
 const maxDepth = 4 // to which a tree is drawn
-
-// index returns the positions of the GPUs in the captured set, as a rule of the map counts
-// them.
-func (r inspection) index() gpuIndex {
-	if r.Manifest == nil {
-		return nil
-	}
-	captured := make([][]cudackpt.GPU, len(r.Manifest.Processes))
-	for i, p := range r.Manifest.Processes {
-		captured[i] = p.GPUs
-	}
-	return indexOf(gpumap.Union(captured...))
-}

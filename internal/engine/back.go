@@ -278,21 +278,20 @@ func CompleteRestore(ctx context.Context, s *session.Session) error {
 // PlanPairs makes the plan from the GPUs that the processes see now (a container may see less than its
 // host), and gives every member its pairs.
 func PlanPairs(driver *cudackpt.Driver, s *session.Session) error {
-	var visible []cudackpt.GPU
-	captured := make([][]cudackpt.GPU, len(s.Members))
+	var captured, visible []cudackpt.GPU
 	for i, member := range s.Members {
 		sees, err := driver.VisibleGPUs(member.PID)
 		if err != nil {
 			return fmt.Errorf("process %d (%s): %w", member.PID, member.Name, err)
 		}
-		captured[i] = member.GPUs
+		captured = gpumap.Union(captured, member.GPUs)
 		if i == 0 {
 			visible = sees
 		} else {
 			visible = slices.DeleteFunc(visible, func(gpu cudackpt.GPU) bool { return !slices.Contains(sees, gpu) })
 		}
 	}
-	plan, err := gpumap.Make(gpumap.Union(captured...), visible, s.Env.Config.GPUs.Map, s.Env.Config.GPUs.Unmapped)
+	plan, err := gpumap.Make(captured, visible, s.Env.Config.GPUs.Map, s.Env.Config.GPUs.Unmapped)
 	if err != nil {
 		return err
 	}
