@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"os"
 	"slices"
-	"sync"
 	"time"
 
 	"github.com/prometheus/procfs"
@@ -68,11 +67,7 @@ func Processes(ctx context.Context, hook *hooks.Hook) ([]CUDAProcess, error) {
 		return nil, err
 	}
 	found := make([]*CUDAProcess, len(pids))
-	var wg sync.WaitGroup
-	for i, pid := range pids {
-		wg.Go(func() { found[i] = look(ctx, driver, pid) })
-	}
-	wg.Wait()
+	proc.AtOnce(len(pids), len(pids), func(i int) { found[i] = look(ctx, driver, pids[i]) })
 	processes := []CUDAProcess{}
 	for _, p := range found {
 		if p == nil {
