@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -98,12 +99,8 @@ func inspectImage(dir string) (inspection, error) {
 		return inspection{}, err
 	}
 	report.Manifest = &manifest
-	held := make(map[int]bool)
-	for _, process := range info.Processes {
-		held[process.PID] = true
-	}
 	for _, process := range manifest.Processes {
-		if !held[process.PID] {
+		if !slices.ContainsFunc(info.Processes, func(p criuimage.Process) bool { return p.PID == process.PID }) {
 			return inspection{}, fmt.Errorf("the manifest names process %d (%s), which is not in criu's images: it belongs to another dump", process.PID, process.Name)
 		}
 	}
@@ -118,8 +115,7 @@ func (r inspection) fastLane() (copied, stored uint64) {
 			continue
 		}
 		copied += process.Pages.Bytes
-		stored += uint64(process.Pages.IndexBytes)
-		for _, size := range process.Pages.ShardBytes {
+		for _, size := range process.Pages.Sizes() {
 			stored += uint64(size)
 		}
 	}
