@@ -132,10 +132,7 @@ func stateOf(ctx context.Context, driver *cudackpt.Driver, pid int) (state, note
 // thread runs until the driver has answered, unless a session is at work on the process.
 func States(ctx context.Context, hook *hooks.Hook, pids []int) ([]CUDAProcess, error) {
 	hook = hook.Filled()
-	driver, err := hook.OpenDriver()
-	if err == nil {
-		err = driver.Supports(cudackpt.FeatureCheckpoint)
-	}
+	driver, err := hook.Host().CheckpointDriver()
 	if err != nil {
 		return nil, preflight.AsRefusal(err)
 	}
