@@ -127,7 +127,6 @@ func findStopped(root int, members []journal.Member) (stopped []int, err error) 
 	return stopped, nil
 }
 
-// parkTree parks the whole tree.
 func (d *dump) parkTree(ctx context.Context) error {
 	if err := d.Park(ctx); err != nil {
 		return err
@@ -261,18 +260,20 @@ func (d *dump) freezeInstead(ctx context.Context, process *proc.Process, parked 
 // option that says so cannot be seen, and the process is usually in a container, so it is frozen. A
 // group that holds criu itself never is.
 func (d *dump) freezeV1(ctx context.Context, pid int) (bool, error) {
-	freezers, err := proc.FreezersOf(pid)
+	hierarchies, err := proc.ReadHierarchies()
 	if err != nil {
 		return false, err
 	}
-	own, err := proc.FreezersOf(d.criu.PID)
+	freezers, err := hierarchies.FreezersOf(pid)
 	if err != nil {
 		return false, err
 	}
-	for _, freezer := range freezers {
-		if freezer.V1 && slices.Contains(d.Thawed, freezer) {
-			return true, nil // refreeze has put it back
-		}
+	own, err := hierarchies.FreezersOf(d.criu.PID)
+	if err != nil {
+		return false, err
+	}
+	if slices.ContainsFunc(freezers, func(f proc.Freezer) bool { return f.V1 && slices.Contains(d.Thawed, f) }) {
+		return true, nil // refreeze has put it back
 	}
 	if !d.criu.FreezeCgroup && !d.criu.RPC {
 		return false, nil
