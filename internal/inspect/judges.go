@@ -139,10 +139,7 @@ func RootFindings(root int) (preflight.Findings, error) {
 		return findings, err
 	}
 	pids, err := proc.Tree(root)
-	if err != nil {
-		return nil, err
-	}
-	return InsideFindings(pids, os.Getpid()), nil
+	return InsideFindings(pids, os.Getpid()), err
 }
 
 // ProcessFindings refuses a pid that is not one of a process that runs.
