@@ -22,7 +22,6 @@ func thaw(ctx context.Context, pid int) error {
 	return nil
 }
 
-// thawAll thaws whatever keeps the processes frozen.
 func thawAll(ctx context.Context, targets []*Target) error {
 	for _, t := range targets {
 		if err := thaw(ctx, t.PID); err != nil {

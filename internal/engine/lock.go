@@ -248,7 +248,6 @@ func (l *locking) awaitLocks(ctx context.Context) error {
 	return nil
 }
 
-// unlockAllLocked lets the locked processes run.
 func (l *locking) unlockAllLocked(ctx context.Context) error {
 	locked := slices.DeleteFunc(slices.Clone(l.Targets), func(t *Target) bool { return !t.locked })
 	return Parallel(locked, func(t *Target) error {
@@ -294,7 +293,6 @@ func (l *locking) timeoutError(ctx context.Context) error {
 		"raise lock.timeout, or dump where all of them synchronize", named(l.Targets), within, named(l.unlocked()))
 }
 
-// named lists processes for a message.
 func named(targets []*Target) string {
 	members := make([]journal.Member, len(targets))
 	for i, t := range targets {

@@ -28,7 +28,6 @@ type snapshot struct {
 	rootMounts map[string]bool // see look.mounts
 }
 
-// snapshotBelow reads the tree below root.
 func snapshotBelow(root int) (*snapshot, error) {
 	pids, err := proc.Tree(root)
 	if err != nil {

@@ -72,7 +72,6 @@ func requireAllMembers(members []journal.Member) error {
 	return nil
 }
 
-// checkWhole fails if the image is no longer whole.
 func (c *call) checkWhole(r *journal.Record) error {
 	if r.Written == nil {
 		return nil // an earlier version began the dump
