@@ -56,9 +56,7 @@ func (c *Criu) MarkRequest(dir string) (mark int64, err error) {
 		return mark, err
 	}
 	var random [4]byte
-	if _, err := rand.Read(random[:]); err != nil {
-		return 0, err
-	}
+	rand.Read(random[:])
 	mark = 1 + int64(binary.NativeEndian.Uint32(random[:])>>1) // every file system accepts this position
 	at, err := unix.Seek(fd, mark, unix.SEEK_SET)
 	if err == nil && at != mark {

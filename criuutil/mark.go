@@ -17,9 +17,7 @@ import (
 // dies, until criu's restorer gives them the limits in the image.
 func (c *Criu) MarkChildren() (mark uint64, err error) {
 	var random [8]byte
-	if _, err := rand.Read(random[:]); err != nil {
-		return 0, err
-	}
+	rand.Read(random[:])
 	mark = 1<<61 | binary.NativeEndian.Uint64(random[:])>>3
 	var limit unix.Rlimit
 	if err := unix.Prlimit(c.PID, unix.RLIMIT_RTTIME, nil, &limit); err != nil {

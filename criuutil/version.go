@@ -15,8 +15,6 @@ func (v Version) Before(major, minor int) bool {
 	return v.Major < major || v.Major == major && v.Minor < minor
 }
 
-func (v Version) String() string { return fmt.Sprintf("%d.%d", v.Major, v.Minor) }
-
 var leadingVersion = regexp.MustCompile(`^([0-9]{1,9})(?:\.([0-9]{1,9}))?`)
 
 // ParseVersion reads the version at the beginning of a text.

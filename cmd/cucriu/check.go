@@ -112,13 +112,10 @@ func checked(pid int, dir string, warnings int) string {
 	case dir != "":
 		text = dir + " can be restored here"
 	}
-	switch warnings {
-	case 0:
-		return text
-	case 1:
-		return text + ", with 1 warning"
+	if warnings > 0 {
+		text += ", with " + units.Count(warnings, "warning")
 	}
-	return fmt.Sprintf("%s, with %d warnings", text, warnings)
+	return text
 }
 
 func writeFindings(out io.Writer, findings preflight.Findings) {

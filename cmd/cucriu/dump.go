@@ -114,9 +114,9 @@ type criuFlags struct {
 
 // add defines the flags that dump and restore have in common.
 func (f *criuFlags) add(cmd *cobra.Command) {
-	timelineFlag(cmd)
 	flags, opts := cmd.Flags(), &rpc.CriuOpts{}
 	f.RPC = opts
+	flags.Bool("timeline", false, "show at the end what took how long")
 	criuFlag(cmd, &f.Path, "path of the criu to run")
 	folderFlag(cmd, &f.images, "images-dir", "D", "the image directory (required)")
 	folderFlag(cmd, &f.WorkDir, "work-dir", "W", "where criu's log and statistics go (default: a folder in the run directory)")

@@ -183,7 +183,6 @@ func timeoutFlag(cmd *cobra.Command, to *time.Duration, name, usage string) {
 	}}, name, usage)
 }
 
-// folderFlag adds an option that names a directory.
 func folderFlag(cmd *cobra.Command, to *string, name, short, usage string) {
 	cmd.Flags().VarP(&value{kind: "folder", set: func(text string) error {
 		if text == "" {

@@ -5,13 +5,13 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
 
 	"github.com/spf13/cobra"
 
-	"cucriu/cudackpt"
 	"cucriu/hooks/preflight"
 	"cucriu/internal/criuimage"
 	"cucriu/internal/gpumap"
@@ -99,12 +99,8 @@ func inspectImage(dir string) (inspection, error) {
 		return inspection{}, err
 	}
 	report.Manifest = &manifest
-	held := make(map[int]bool)
-	for _, process := range info.Processes {
-		held[process.PID] = true
-	}
 	for _, process := range manifest.Processes {
-		if !held[process.PID] {
+		if !slices.ContainsFunc(info.Processes, func(p criuimage.Process) bool { return p.PID == process.PID }) {
 			return inspection{}, fmt.Errorf("the manifest names process %d (%s), which is not in criu's images: it belongs to another dump", process.PID, process.Name)
 		}
 	}
@@ -119,8 +115,7 @@ func (r inspection) fastLane() (copied, stored uint64) {
 			continue
 		}
 		copied += process.Pages.Bytes
-		stored += uint64(process.Pages.IndexBytes)
-		for _, size := range process.Pages.ShardBytes {
+		for _, size := range process.Pages.Sizes() {
 			stored += uint64(size)
 		}
 	}
@@ -133,7 +128,9 @@ func (r inspection) write(out io.Writer, uuids bool) {
 		fmt.Fprintf(out, "criu held the processes for %v, and wrote %d pages in %v\n", dump.Frozen, dump.Pages, dump.Write)
 	}
 	cuda := make(map[int]image.Process)
+	var index gpuIndex // in the captured set, as a rule of the map counts
 	if r.Manifest != nil {
+		index = indexOf(r.Manifest.GPUs())
 		fmt.Fprintf(out, "made %s with driver %s\n", r.Manifest.Created.Local().Format(time.DateTime), r.Manifest.DriverVersion)
 		if copied, stored := r.fastLane(); copied > 0 {
 			fmt.Fprintf(out, "GPU state in files of its own, by the fast lane: %d MiB of memory in %d MiB\n", copied>>20, stored>>20)
@@ -143,7 +140,6 @@ func (r inspection) write(out io.Writer, uuids bool) {
 		}
 	}
 	depth := make(map[int]int)
-	index := r.index()
 	fmt.Fprintln(out)
 	table := newTable("PID", "NAME", "STATE", "THREADS", "MAPPED", "IN IMAGE", "GPU MEMORY", "SAW")
 	for _, p := range r.Images.Processes {
@@ -163,16 +159,3 @@ func (r inspection) write(out io.Writer, uuids bool) {
 }
 
 const maxDepth = 4 // to which a tree is drawn
-
-// index returns the positions of the GPUs in the captured set, as a rule of the map counts
-// them.
-func (r inspection) index() gpuIndex {
-	if r.Manifest == nil {
-		return nil
-	}
-	captured := make([][]cudackpt.GPU, len(r.Manifest.Processes))
-	for i, p := range r.Manifest.Processes {
-		captured[i] = p.GPUs
-	}
-	return indexOf(gpumap.Union(captured...))
-}

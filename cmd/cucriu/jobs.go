@@ -57,7 +57,6 @@ func jobArgument(least, most int) cobra.PositionalArgs {
 	}
 }
 
-// findJob finds the job that an argument names.
 func findJob(arg string) (*hooks.Hook, jobs.Local, error) {
 	hook, err := newHook()
 	if err != nil {

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -180,7 +181,8 @@ func writeCheckpoints(out io.Writer, reports []checkpointReport) {
 			table.row(r.Name, "-", "-", "-", "-", "-", "-", "-", "damaged", here)
 			continue
 		}
-		table.row(r.Name, ago(r.CreatedAt), units.Size(r.Bytes), units.Size(r.AloneBytes), units.Size(r.NewBytes), seconds(r.PauseSeconds), models(r.GPUs), orDash(r.Driver), marks(r), here)
+		table.row(r.Name, ago(r.CreatedAt), units.Size(r.Bytes), units.Size(r.AloneBytes), units.Size(r.NewBytes),
+			seconds(r.PauseSeconds), models(r.GPUs), cmp.Or(r.Driver, "-"), marks(r), here)
 	}
 	table.write(out)
 }
@@ -224,10 +226,10 @@ func models(gpus []cudackpt.GPU) string {
 	}
 	var parts []string
 	for model, n := range count {
-		parts = append(parts, fmt.Sprintf("%d × %s", n, orDash(model)))
+		parts = append(parts, fmt.Sprintf("%d × %s", n, cmp.Or(model, "-")))
 	}
 	slices.Sort(parts)
-	return orDash(strings.Join(parts, ", "))
+	return cmp.Or(strings.Join(parts, ", "), "-")
 }
 
 func marks(r checkpointReport) string {
@@ -244,14 +246,7 @@ func marks(r checkpointReport) string {
 	if r.Trial != nil {
 		marks = append(marks, string(r.Trial.Outcome))
 	}
-	return orDash(strings.Join(marks, ","))
-}
-
-func orDash(text string) string {
-	if text == "" {
-		return "-"
-	}
-	return text
+	return cmp.Or(strings.Join(marks, ","), "-")
 }
 
 // jobReport is a job, and one of its checkpoints, in JSON.
@@ -346,10 +341,10 @@ func writeJob(out io.Writer, report jobReport) {
 	}
 	table := newTable("", "")
 	table.lines = nil
-	table.row("made", r.CreatedAt.Local().Format(time.DateTime)+" on "+r.Host+", for: "+orDash(r.Reason))
+	table.row("made", r.CreatedAt.Local().Format(time.DateTime)+" on "+r.Host+", for: "+cmp.Or(r.Reason, "-"))
 	table.row("size", fmt.Sprintf("%s, of which %s alone and %s new", units.Size(r.Bytes), units.Size(r.AloneBytes), units.Size(r.NewBytes)))
 	table.row("pause", seconds(r.PauseSeconds))
-	table.row("GPUs", models(r.GPUs)+", driver "+orDash(r.Driver))
+	table.row("GPUs", models(r.GPUs)+", driver "+cmp.Or(r.Driver, "-"))
 	table.row("marks", marks(*r))
 	if r.Trial != nil {
 		table.row("trial", r.Trial.String())

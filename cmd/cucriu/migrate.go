@@ -222,7 +222,6 @@ func migrateOne(ctx context.Context, hook *hooks.Hook, pid int, job string, o mi
 	return migrate.MigrateJob(ctx, hook, found, o)
 }
 
-// writeMovedJob says how the move of a long job went.
 func writeMovedJob(out io.Writer, r migrate.Result, dryRun bool) {
 	if dryRun {
 		fmt.Fprintf(out, "the job can move to %s; nothing was touched\n", r.Host)

@@ -14,6 +14,7 @@ import (
 	"cucriu/hooks/checkpoint"
 	"cucriu/hooks/config"
 	"cucriu/hooks/preflight"
+	"cucriu/internal/gpumap"
 )
 
 func stateCommand() *cobra.Command {
@@ -45,11 +46,7 @@ GPUs are shown by their index in cucriu gpus.`,
 func writeProcesses(out io.Writer, index gpuIndex, processes []checkpoint.CUDAProcess, uuids bool) {
 	table := newTable("PID", "NAME", "STATE", "GPU MEMORY", "SEES", "NOTE")
 	for _, p := range processes {
-		sees := make([]cudackpt.UUID, len(p.GPUs))
-		for i, gpu := range p.GPUs {
-			sees[i] = gpu.UUID
-		}
-		table.row(strconv.Itoa(p.PID), p.Name, p.State, index.memory(p.MemoryBytes), index.names(sees), p.Note)
+		table.row(strconv.Itoa(p.PID), p.Name, p.State, index.memory(p.MemoryBytes), index.names(gpumap.UUIDsOf(p.GPUs)), p.Note)
 		if uuids && len(p.MemoryBytes) > 0 {
 			table.below(index.details(p.MemoryBytes))
 		}

@@ -206,9 +206,7 @@ func measureOf(r *journal.Record, step string) func() (done, total int64) {
 	var memory int64
 	for _, member := range r.Members {
 		pids = append(pids, member.PID)
-		for _, size := range member.MemoryBytes {
-			memory += int64(size)
-		}
+		memory += int64(member.StagedBytes())
 	}
 	switch step {
 	case string(journal.StepCheckpoint):

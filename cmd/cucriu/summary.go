@@ -59,7 +59,7 @@ func (s summary) String() string {
 	var text strings.Builder
 	what := "no CUDA process"
 	if s.Processes > 0 {
-		what = fmt.Sprintf("%s, %s of GPU memory", processes(s.Processes), units.Size(int64(s.GPUBytes)))
+		what = fmt.Sprintf("%s, %s of GPU memory", units.Count(s.Processes, "CUDA process"), units.Size(int64(s.GPUBytes)))
 	}
 	state := ""
 	switch {
@@ -86,8 +86,6 @@ func (s summary) String() string {
 	}
 	return text.String()
 }
-
-func processes(n int) string { return units.Count(n, "CUDA process") }
 
 func seconds(s float64) string {
 	return time.Duration(s * float64(time.Second)).Round(time.Millisecond).String()

@@ -10,8 +10,6 @@ import (
 	"strings"
 	"unicode/utf8"
 
-	"github.com/spf13/cobra"
-
 	"cucriu/hooks/preflight"
 	"cucriu/internal/image"
 	"cucriu/internal/journal"
@@ -23,11 +21,6 @@ const (
 	minBar         = 16 // columns
 	mostSpans      = 12 // that are drawn
 )
-
-// timelineFlag adds the option to show, after the result, where the time went.
-func timelineFlag(cmd *cobra.Command) {
-	cmd.Flags().Bool("timeline", false, "show at the end what took how long")
-}
 
 // timelineOf reads the timeline of an image directory, or of a session that is given by its
 // name.

@@ -66,17 +66,13 @@ func bareVerbosity(root *cobra.Command, args []string) []string {
 // checkNamed fails if a command that only has subcommands printed its help although nobody
 // asked for help: then no known subcommand was named.
 func checkNamed(cmd *cobra.Command) error {
-	asked := func(flag string) bool {
-		is, err := cmd.Flags().GetBool(flag)
-		return err == nil && is
-	}
 	args := cmd.Flags().Args()
 	switch {
-	case asked("help"):
+	case isSet(cmd, "help"):
 		return nil
 	case len(args) > 0:
 		return fmt.Errorf("unknown command %q for %q%s", args[0], cmd.CommandPath(), didYouMean(cmd, "", args[0]))
-	case asked("version") || cmd.IsAdditionalHelpTopicCommand():
+	case isSet(cmd, "version") || cmd.IsAdditionalHelpTopicCommand():
 		return nil
 	}
 	return errors.New("name a command")

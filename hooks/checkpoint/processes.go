@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"os"
 	"slices"
-	"sync"
 	"time"
 
 	"github.com/prometheus/procfs"
@@ -68,11 +67,7 @@ func Processes(ctx context.Context, hook *hooks.Hook) ([]CUDAProcess, error) {
 		return nil, err
 	}
 	found := make([]*CUDAProcess, len(pids))
-	var wg sync.WaitGroup
-	for i, pid := range pids {
-		wg.Go(func() { found[i] = look(ctx, driver, pid) })
-	}
-	wg.Wait()
+	proc.AtOnce(len(pids), len(pids), func(i int) { found[i] = look(ctx, driver, pids[i]) })
 	processes := []CUDAProcess{}
 	for _, p := range found {
 		if p == nil {
@@ -137,10 +132,7 @@ func stateOf(ctx context.Context, driver *cudackpt.Driver, pid int) (state, note
 // thread runs until the driver has answered, unless a session is at work on the process.
 func States(ctx context.Context, hook *hooks.Hook, pids []int) ([]CUDAProcess, error) {
 	hook = hook.Filled()
-	driver, err := hook.OpenDriver()
-	if err == nil {
-		err = driver.Supports(cudackpt.FeatureCheckpoint)
-	}
+	driver, err := hook.Host().CheckpointDriver()
 	if err != nil {
 		return nil, preflight.AsRefusal(err)
 	}

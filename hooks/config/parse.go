@@ -147,7 +147,6 @@ func (p *parser) file() reader {
 	})
 }
 
-// host returns the reader for the host of this name.
 func (p *parser) host(name string) reader {
 	if p.cfg.Hosts == nil {
 		p.cfg.Hosts = make(map[string]Host)
@@ -197,7 +196,6 @@ func (p *parser) selector(target *gpumap.Selector) reader {
 	}
 }
 
-// section reads the known fields.
 func (p *parser) section(known map[string]reader) reader {
 	return p.fields(func(name string) reader { return known[name] })
 }

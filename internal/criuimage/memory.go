@@ -7,12 +7,23 @@ import (
 	"path"
 	"path/filepath"
 
+	"cucriu/internal/durable"
 	"cucriu/internal/pagemap"
 )
 
 // ParentName is the name of the directory in which criu looks for memory that is the same in an
 // earlier dump.
 const ParentName = "parent"
+
+// Match lists the files of images that match a pattern, and after them those of their parent.
+func Match(dir, pattern string) ([]string, error) {
+	files, err := durable.Match(dir, pattern)
+	parents, parentErr := durable.Match(filepath.Join(dir, ParentName), pattern)
+	if errors.Is(parentErr, os.ErrNotExist) { // it has none
+		parentErr = nil
+	}
+	return append(files, parents...), errors.Join(err, parentErr)
+}
 
 func readPagemap(dir, name string) (pagemap.Map, error) {
 	f, err := open(dir, name)

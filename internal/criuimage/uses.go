@@ -15,8 +15,6 @@ import (
 	"github.com/checkpoint-restore/go-criu/v7/crit/images/memfd"
 	"github.com/checkpoint-restore/go-criu/v7/crit/images/tty"
 	"google.golang.org/protobuf/proto"
-
-	"cucriu/internal/durable"
 )
 
 // Uses is what a restore of images takes of the host, and what it finds there.
@@ -59,15 +57,11 @@ func ReadUses(dir string) (u Uses, err error) {
 			u.Unsafe = hugePages
 		}
 	}
-	found, err := durable.Match(dir, "*.img")
-	parent, parentErr := durable.Match(filepath.Join(dir, ParentName), "*.img")
-	if errors.Is(parentErr, fs.ErrNotExist) { // it has none
-		parentErr = nil
-	}
-	if err := errors.Join(err, parentErr); err != nil {
+	found, err := Match(dir, "*.img")
+	if err != nil {
 		return u, err
 	}
-	for _, path := range append(found, parent...) {
+	for _, path := range found {
 		info, err := os.Stat(path)
 		if err != nil {
 			return u, err

@@ -36,7 +36,7 @@ func BringBack(ctx context.Context, driver *cudackpt.Driver, s *session.Session,
 	defer func() { _ = b.release(context.WithoutCancel(ctx)) }() // after an error
 	if s.HandedOver() {
 		var err error
-		if b.toPause, err = PausedStill(&s.Record); err != nil {
+		if b.toPause, err = proc.FrozenOf(s.Paused); err != nil {
 			return err
 		}
 	}
@@ -149,7 +149,7 @@ func (b *wayBack) stop(ctx context.Context) error {
 // trace lets the restore threads run, and nothing else. It leaves out the processes that lack memory:
 // restore lets their threads run once the memory is filled in.
 func (b *wayBack) trace(ctx context.Context) error {
-	if err := b.parallel(func(t *Target) error { return filling{b}.checkDropped(ctx, t) }); err != nil {
+	if err := b.parallel(func(t *Target) error { return b.checkDropped(ctx, t) }); err != nil {
 		return err
 	}
 	b.tracer, b.traced = inject.NewTracer(), b.cuda
@@ -278,21 +278,20 @@ func CompleteRestore(ctx context.Context, s *session.Session) error {
 // PlanPairs makes the plan from the GPUs that the processes see now (a container may see less than its
 // host), and gives every member its pairs.
 func PlanPairs(driver *cudackpt.Driver, s *session.Session) error {
-	var visible []cudackpt.GPU
-	captured := make([][]cudackpt.GPU, len(s.Members))
+	var captured, visible []cudackpt.GPU
 	for i, member := range s.Members {
 		sees, err := driver.VisibleGPUs(member.PID)
 		if err != nil {
 			return fmt.Errorf("process %d (%s): %w", member.PID, member.Name, err)
 		}
-		captured[i] = member.GPUs
+		captured = gpumap.Union(captured, member.GPUs)
 		if i == 0 {
 			visible = sees
 		} else {
 			visible = slices.DeleteFunc(visible, func(gpu cudackpt.GPU) bool { return !slices.Contains(sees, gpu) })
 		}
 	}
-	plan, err := gpumap.Make(gpumap.Union(captured...), visible, s.Env.Config.GPUs.Map, s.Env.Config.GPUs.Unmapped)
+	plan, err := gpumap.Make(captured, visible, s.Env.Config.GPUs.Map, s.Env.Config.GPUs.Unmapped)
 	if err != nil {
 		return err
 	}
@@ -352,7 +351,7 @@ func (b *wayBack) restore(ctx context.Context) error {
 	go room() // during the first fill: NVML takes 10 ms for each GPU of the host
 	err = b.parallel(func(t *Target) error {
 		if t.lacksMemory() {
-			if err := (filling{b}).fill(ctx, t); err != nil {
+			if err := b.fill(ctx, t); err != nil {
 				return err
 			}
 			if err := runRestoreThreads(ctx, b.tracer, []*Target{t}); err != nil {

@@ -18,13 +18,10 @@ import (
 // lacksMemory reports whether some of the process's memory is in files only.
 func (t *Target) lacksMemory() bool { return t.Member.Pages != nil && t.Member.Pages.Dropped }
 
-// filling is the part of the rollback that restores dropped memory.
-type filling struct{ *wayBack }
-
 // checkDropped asks the driver whether a process that lacks memory, by the journal, is still
 // checkpointed. If the journal could not be written, the process may have been restored since, and what
 // is at those addresses is the job's own.
-func (b filling) checkDropped(ctx context.Context, t *Target) error {
+func (b *wayBack) checkDropped(ctx context.Context, t *Target) error {
 	if !t.lacksMemory() {
 		return nil
 	}
@@ -51,7 +48,7 @@ func isCheckpointed(ctx context.Context, t *Target) (bool, error) {
 // fill brings back the memory that was dropped in a process, while none of its threads run. It may be
 // cut off and begun again. Once it is through, the journal says so, because the driver may free the
 // memory from then on.
-func (b filling) fill(ctx context.Context, t *Target) error {
+func (b *wayBack) fill(ctx context.Context, t *Target) error {
 	if err := b.fillIn(ctx, t); err != nil {
 		return fmt.Errorf("the GPU state of process %d (%s): %w", t.PID, t.Member.Name, err)
 	}
@@ -60,7 +57,7 @@ func (b filling) fill(ctx context.Context, t *Target) error {
 	return b.Failpoint(ctx, string(b.Kind)+".back.filled")
 }
 
-func (b filling) fillIn(ctx context.Context, t *Target) error {
+func (b *wayBack) fillIn(ctx context.Context, t *Target) error {
 	b.atOnce <- struct{}{}
 	defer func() { <-b.atOnce }()
 	if err := ctx.Err(); err != nil {
@@ -109,7 +106,7 @@ func (s watchedSource) Get(i int, buffer []byte) (pages.Chunk, error) {
 
 // makeAccessible makes dropped memory accessible again, in huge pages where the kernel has them: both
 // the copying and the driver are quicker with them.
-func (b filling) makeAccessible(ctx context.Context, t *Target, ranges []proc.Range) (err error) {
+func (b *wayBack) makeAccessible(ctx context.Context, t *Target, ranges []proc.Range) (err error) {
 	ctx, cancel := context.WithTimeout(ctx, b.Env.Config.Restore.Timeout)
 	defer cancel()
 	if err := b.Failpoint(ctx, string(b.Kind)+".back.fill"); err != nil {

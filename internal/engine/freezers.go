@@ -5,7 +5,6 @@ import (
 	"errors"
 	"os"
 
-	"cucriu/internal/journal"
 	"cucriu/internal/proc"
 )
 
@@ -23,7 +22,6 @@ func thaw(ctx context.Context, pid int) error {
 	return nil
 }
 
-// thawAll thaws whatever keeps the processes frozen.
 func thawAll(ctx context.Context, targets []*Target) error {
 	for _, t := range targets {
 		if err := thaw(ctx, t.PID); err != nil {
@@ -31,21 +29,6 @@ func thawAll(ctx context.Context, targets []*Target) error {
 		}
 	}
 	return nil
-}
-
-// PausedStill returns the freezers that the engine had frozen and that are frozen now.
-func PausedStill(s *journal.Record) ([]proc.Freezer, error) {
-	var frozen []proc.Freezer
-	for _, freezer := range s.Paused {
-		isFrozen, err := freezer.Frozen()
-		if err != nil && !errors.Is(err, os.ErrNotExist) {
-			return nil, err
-		}
-		if isFrozen {
-			frozen = append(frozen, freezer)
-		}
-	}
-	return frozen, nil
 }
 
 // FreezeAll freezes the freezers that still exist.

@@ -43,23 +43,15 @@ func (s *Suspension) measure(ctx context.Context) error {
 	if len(s.Targets) == 0 { // a migration holds trees without CUDA, too, and then there is no driver
 		return nil
 	}
-	processes := s.processes()
+	processes := journal.ProcessesOf(s.Members)
 	if err := inspect.Measure(ctx, s.Driver, processes); err != nil {
 		return err
 	}
-	for i, t := range s.Targets {
-		s.Listed = s.Listed || len(processes[i].Listed) > 0
-		t.Member.MemoryBytes, t.Member.Process.Listed = processes[i].MemoryBytes, processes[i].Listed
+	for i, p := range processes {
+		s.Listed = s.Listed || len(p.Listed) > 0
+		s.Members[i].MemoryBytes, s.Members[i].Listed = p.MemoryBytes, p.Listed
 	}
 	return nil
-}
-
-func (s *Suspension) processes() []inspect.Process {
-	processes := make([]inspect.Process, len(s.Targets))
-	for i, t := range s.Targets {
-		processes[i] = t.Member.Process
-	}
-	return processes
 }
 
 // lookAgain looks once more for what could not be restored, while nothing of the job runs.
@@ -67,7 +59,7 @@ func (s *Suspension) lookAgain() error {
 	if len(s.Targets) == 0 {
 		return nil
 	}
-	findings, err := inspect.Losses(s.Driver, s.Config.RunDir, s.processes())
+	findings, err := inspect.Losses(s.Driver, s.Config.RunDir, journal.ProcessesOf(s.Members))
 	if err != nil {
 		return err
 	}
@@ -256,7 +248,6 @@ func (l *locking) awaitLocks(ctx context.Context) error {
 	return nil
 }
 
-// unlockAllLocked lets the locked processes run.
 func (l *locking) unlockAllLocked(ctx context.Context) error {
 	locked := slices.DeleteFunc(slices.Clone(l.Targets), func(t *Target) bool { return !t.locked })
 	return Parallel(locked, func(t *Target) error {
@@ -302,7 +293,6 @@ func (l *locking) timeoutError(ctx context.Context) error {
 		"raise lock.timeout, or dump where all of them synchronize", named(l.Targets), within, named(l.unlocked()))
 }
 
-// named lists processes for a message.
 func named(targets []*Target) string {
 	members := make([]journal.Member, len(targets))
 	for i, t := range targets {

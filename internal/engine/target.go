@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"runtime"
-	"sync"
 	"time"
 
 	"cucriu/cudackpt"
@@ -163,19 +162,9 @@ func Parallel(targets []*Target, do func(*Target) error) error {
 	return ParallelUpTo(len(targets), len(targets), func(i int) error { return do(targets[i]) })
 }
 
-// ParallelUpTo does a step n times, for the numbers from 0 on, and at most so many of them at once. It
-// waits for all of them.
+// ParallelUpTo is [proc.AtOnce] for a step that may fail.
 func ParallelUpTo(most, n int, do func(i int) error) error {
 	errs := make([]error, n)
-	var wg sync.WaitGroup
-	free := make(chan struct{}, max(most, 1))
-	for i := range n {
-		free <- struct{}{}
-		wg.Go(func() {
-			errs[i] = do(i)
-			<-free
-		})
-	}
-	wg.Wait()
+	proc.AtOnce(most, n, func(i int) { errs[i] = do(i) })
 	return errors.Join(errs...)
 }

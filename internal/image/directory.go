@@ -139,11 +139,8 @@ func removeStalePartials(dir string, needed func(string) bool) error {
 			}
 			continue
 		}
-		if claimed {
-			continue // its writer lives, in another pid namespace, or its watcher
-		}
-		if needed(partial) {
-			continue
+		if claimed || needed(partial) {
+			continue // claimed: its writer lives, in another pid namespace, or its watcher
 		}
 		if err := os.RemoveAll(partial); err != nil {
 			return fmt.Errorf("remove the leftovers of a killed dump: %w", err)

@@ -8,12 +8,12 @@ import (
 	"io"
 	"os"
 	"path/filepath"
-	"slices"
 	"time"
 
 	"cucriu/cudackpt"
 	"cucriu/internal/durable"
 	"cucriu/internal/fault"
+	"cucriu/internal/gpumap"
 	"cucriu/internal/inject"
 	"cucriu/internal/pages"
 	"cucriu/internal/proc"
@@ -227,11 +227,7 @@ func isPrintable(text string) bool { return text == proc.Printable(text) }
 func (m Manifest) GPUs() []cudackpt.GPU {
 	var all []cudackpt.GPU
 	for _, p := range m.Processes {
-		for _, gpu := range p.GPUs {
-			if !slices.ContainsFunc(all, func(g cudackpt.GPU) bool { return g.UUID == gpu.UUID }) {
-				all = append(all, gpu)
-			}
-		}
+		all = gpumap.Union(all, p.GPUs)
 	}
 	return all
 }

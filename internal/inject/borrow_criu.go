@@ -28,14 +28,8 @@ func (l *loan) leaveCriu(ctx context.Context) error {
 		return err
 	}
 	for _, t := range l.threads {
-		if t.state == ended {
-			continue
-		}
 		var now registers
-		if err := now.read(t.TID); err != nil {
-			continue // it was killed
-		}
-		if !now.isIn(code) {
+		if t.state == ended || now.read(t.TID) != nil || !now.isIn(code) { // it cannot be read if it was killed
 			continue
 		}
 		if err := l.setOptions(t.TID); err != nil {

@@ -111,11 +111,7 @@ const hugePage = 2 << 20 // bytes
 // them cost little.
 func cut(ranges []proc.Range, threads int, largest uint64) []proc.Range {
 	const perThread = 4
-	var total uint64
-	for _, r := range ranges {
-		total += r.Size()
-	}
-	size := total / uint64(perThread*threads) / hugePage * hugePage
+	size := proc.Total(ranges) / uint64(perThread*threads) / hugePage * hugePage
 	size = min(max(size, hugePage), largest)
 	var slices []proc.Range
 	for _, r := range ranges {

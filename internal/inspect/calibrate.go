@@ -142,7 +142,6 @@ func startHelper(ctx context.Context, helper []string) (p *helperProcess, handle
 	return p, handle, err
 }
 
-// line reads what the process says next.
 func (p *helperProcess) line() (string, error) {
 	if !p.out.Scan() {
 		return "", cmp.Or(p.out.Err(), errors.New("a helper process ended"))

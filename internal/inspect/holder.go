@@ -71,7 +71,6 @@ var (
 	hwlocFile    = regexp.MustCompile(`/(hwloc_opencl|libhwloc)\.so[^/]*$`)
 )
 
-// driverUse finds what the process holds of the driver.
 func (l *look) driverUse() driverUse {
 	u := driverUse{libcuda: l.maps(libcudaFile), openers: l.matching(openerFile), hwloc: l.maps(hwlocFile)}
 	for _, m := range l.mapped {
@@ -265,7 +264,6 @@ func (h *Holder) besideFinding() preflight.Findings {
 	return preflight.Findings{h.about(preflight.Warning(preflight.FindingNVIDIADevice, fmt.Sprintf("has %v loaded beside CUDA: if it holds GPU devices through that, the driver does not save them, and the dump fails; the job then keeps running", h.held.openers), withoutThat))}
 }
 
-// ends reports whether the process has ended or is ending.
 func (h *Holder) ends() bool {
 	process, err := proc.Reopen(h.Ident)
 	if err != nil {

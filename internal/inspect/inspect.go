@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"runtime"
 	"slices"
 	"sync"
 
@@ -107,7 +108,7 @@ func (s *snapshot) inspect(ctx context.Context, imageDir, runDir string, prefetc
 // meanwhile.
 func (s *snapshot) askDriver(ctx context.Context, runDir string, prefetched *Prefetched, open func() (*cudackpt.Driver, error)) (in *Inspection, gone []int, err error) {
 	each, errs := make([]Inspected, len(s.looks)), make([]error, len(s.looks))
-	atOnce(len(s.looks), func(i int) { each[i], errs[i] = s.looks[i].askDriver(ctx, open, true) })
+	proc.AtOnce(runtime.NumCPU(), len(s.looks), func(i int) { each[i], errs[i] = s.looks[i].askDriver(ctx, open, true) })
 	in = new(Inspection)
 	var holders []*Holder
 	for i, p := range each {

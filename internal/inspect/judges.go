@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"runtime"
 	"slices"
 	"strconv"
 	"time"
@@ -54,7 +55,7 @@ func (l *look) judge() preflight.Findings {
 // judge judges all processes of the tree, and what they share.
 func (s *snapshot) judge() preflight.Findings {
 	each := make([]preflight.Findings, len(s.looks))
-	atOnce(len(s.looks), func(i int) { each[i] = s.looks[i].judge() })
+	proc.AtOnce(runtime.NumCPU(), len(s.looks), func(i int) { each[i] = s.looks[i].judge() })
 	return slices.Concat(slices.Concat(each...), s.removedFindings(), s.sharingFindings())
 }
 
@@ -138,10 +139,7 @@ func RootFindings(root int) (preflight.Findings, error) {
 		return findings, err
 	}
 	pids, err := proc.Tree(root)
-	if err != nil {
-		return nil, err
-	}
-	return InsideFindings(pids, os.Getpid()), nil
+	return InsideFindings(pids, os.Getpid()), err
 }
 
 // ProcessFindings refuses a pid that is not one of a process that runs.

@@ -79,7 +79,6 @@ func driverFinding(err error) preflight.Finding {
 	return preflight.Found(preflight.FindingDriverMissing, err)
 }
 
-// driverFindings are about the driver and its library.
 func (h Host) driverFindings() preflight.Findings {
 	driver, err := h.CheckpointDriver()
 	var version string
@@ -131,7 +130,6 @@ func CriuFindings(ctx context.Context, criu *criuutil.Criu) preflight.Findings {
 	return append(findings, pluginFindings(criu.LibDir, criu.LibDirGiven, os.Getenv("PATH"))...)
 }
 
-// criuVersionFindings refuses a criu that is too old.
 func criuVersionFindings(text, release string) preflight.Findings {
 	version, err := criuutil.ParseVersion(text)
 	if err != nil {

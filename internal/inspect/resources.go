@@ -6,6 +6,7 @@ import (
 	"os"
 	"runtime"
 	"runtime/debug"
+	"slices"
 
 	"golang.org/x/sys/unix"
 
@@ -75,11 +76,7 @@ func LimitOwnMemory() {
 // in memory and cannot give that memory back. The page cache of a disk can be given back, in a
 // control group too: there the writer waits for the disk.
 func KeepsInMemory(magic int64) bool {
-	switch magic {
-	case unix.TMPFS_MAGIC, unix.RAMFS_MAGIC, unix.HUGETLBFS_MAGIC:
-		return true
-	}
-	return false
+	return slices.Contains([]int64{unix.TMPFS_MAGIC, unix.RAMFS_MAGIC, unix.HUGETLBFS_MAGIC}, magic)
 }
 
 // groupNeed is what a dump takes of a control group's memory, in bytes.

@@ -43,11 +43,7 @@ func (h Host) PlanRestore(ctx context.Context, driver *cudackpt.Driver, manifest
 	if err != nil {
 		return gpumap.Plan{}, err
 	}
-	captured := make([][]cudackpt.GPU, len(manifest.Processes))
-	for i, p := range manifest.Processes {
-		captured[i] = p.GPUs
-	}
-	plan, err := gpumap.Make(gpumap.Union(captured...), visible, h.Map, h.Unmapped)
+	plan, err := gpumap.Make(manifest.GPUs(), visible, h.Map, h.Unmapped)
 	if err != nil {
 		return gpumap.Plan{}, err
 	}

@@ -46,7 +46,6 @@ func (s *snapshot) lossFindings(kernel kernelAnswer, processes []Process) (prefl
 	return append(findings, unknown...), err
 }
 
-// sharingFinding says that a process shares device memory.
 func sharingFinding(processes []Process, share nvrm.Share) preflight.Finding {
 	at := slices.IndexFunc(processes, func(p Process) bool { return p.PID == share.PID })
 	other := partner(processes, share.With)

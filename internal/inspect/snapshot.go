@@ -11,7 +11,6 @@ import (
 	"strconv"
 	"strings"
 
-	"golang.org/x/sync/errgroup"
 	"golang.org/x/sys/unix"
 
 	"cucriu/hooks/preflight"
@@ -29,7 +28,6 @@ type snapshot struct {
 	rootMounts map[string]bool // see look.mounts
 }
 
-// snapshotBelow reads the tree below root.
 func snapshotBelow(root int) (*snapshot, error) {
 	pids, err := proc.Tree(root)
 	if err != nil {
@@ -43,7 +41,7 @@ func snapshotBelow(root int) (*snapshot, error) {
 func snapshotOf(pids []int) (*snapshot, error) {
 	s := &snapshot{pids: pids, tcp: make(map[string][]proc.TCPSocket), programs: make(map[string]bool)}
 	looks, errs := make([]*look, len(pids)), make([]error, len(pids))
-	atOnce(len(pids), func(i int) { looks[i], errs[i] = lookAt(pids[i]) })
+	proc.AtOnce(runtime.NumCPU(), len(pids), func(i int) { looks[i], errs[i] = lookAt(pids[i]) })
 	var failed error
 	for i, l := range looks {
 		switch {
@@ -59,19 +57,6 @@ func snapshotOf(pids []int) (*snapshot, error) {
 		s.rootMounts = s.looks[0].mounts()
 	}
 	return s, failed
-}
-
-// atOnce does something n times, on all cores.
-func atOnce(n int, do func(i int)) {
-	var group errgroup.Group
-	group.SetLimit(runtime.NumCPU())
-	for i := range n {
-		group.Go(func() error {
-			do(i)
-			return nil
-		})
-	}
-	_ = group.Wait()
 }
 
 // look returns a process of the tree, and reads it if it was not read before.

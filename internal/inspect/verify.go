@@ -34,15 +34,10 @@ func VerifyImage(ctx context.Context, dir string, workers int, read func(bytes i
 	if err != nil && !errors.Is(err, os.ErrNotExist) {
 		return err
 	}
-	files, err := durable.Match(dir, "*")
-	parents, parentErr := durable.Match(filepath.Join(dir, criuimage.ParentName), "*")
-	if errors.Is(parentErr, os.ErrNotExist) { // it has none
-		parentErr = nil
-	}
-	if err := errors.Join(err, parentErr); err != nil {
+	files, err := criuimage.Match(dir, "*")
+	if err != nil {
 		return err
 	}
-	files = append(files, parents...)
 	for _, path := range files {
 		durable.DropCache(path)
 	}

@@ -130,7 +130,6 @@ func (r *Record) parse(data []byte) error {
 	return nil
 }
 
-// idents returns all the processes that the journal names.
 func (r *Record) idents() []proc.Ident {
 	idents := slices.Concat([]proc.Ident{r.Criu}, IdentsOf(r.Members), r.Tree, r.Others, r.Children, r.Ancestors)
 	for _, id := range []*proc.Ident{r.Watcher, r.Client, r.Root, r.RootParent} {

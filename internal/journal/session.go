@@ -1,6 +1,7 @@
 package journal
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -128,10 +129,7 @@ func Load(dir string, wait bool) (*Session, error) {
 			return nil, err
 		}
 	} else if locked, err := s.lock.TryLock(); err != nil || !locked {
-		if err == nil {
-			err = ErrBusy
-		}
-		return nil, err
+		return nil, cmp.Or(err, ErrBusy)
 	}
 	return s.loaded()
 }

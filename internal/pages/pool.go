@@ -88,7 +88,6 @@ func (p *Pool) find(chunk record) (first, end int) {
 	return first, end
 }
 
-// read reads a stored chunk.
 func (p *Pool) read(at record, buffer []byte) (Chunk, error) {
 	chunk := at.chunk()
 	chunk.Data = buffer[:at.stored]
@@ -98,7 +97,6 @@ func (p *Pool) read(at record, buffer []byte) (Chunk, error) {
 	return chunk, nil
 }
 
-// note records that a shard is damaged.
 func (s *poolShard) note(err error) {
 	s.mutex.Lock()
 	defer s.mutex.Unlock()

@@ -214,7 +214,6 @@ func (w *rewriter) shardOf(i, worker int) int {
 	return 2 * worker
 }
 
-// write appends a chunk to a shard.
 func (w *rewriter) write(shard int, chunk Chunk, memory []byte, encoder *coder) (record, error) {
 	if chunk.Codec == Raw && w.options.Codec != Zero {
 		chunk = encoder.encode(chunk.Address, memory)

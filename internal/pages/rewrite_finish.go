@@ -62,7 +62,6 @@ func (w *rewriter) finish() (Rewritten, error) {
 	return result, l.Validate()
 }
 
-// close closes the shards.
 func (w *rewriter) close() {
 	for _, s := range w.shards {
 		if s.file != nil {

@@ -88,17 +88,7 @@ type Freezer struct {
 }
 
 // FreezersOf returns the freezers that a process is in, innermost first. It leaves out the
-// roots of the hierarchies, which cannot freeze. To ask about many processes, read the
-// [Hierarchies] once.
-func FreezersOf(pid int) ([]Freezer, error) {
-	hierarchies, err := ReadHierarchies()
-	if err != nil {
-		return nil, err
-	}
-	return hierarchies.FreezersOf(pid)
-}
-
-// FreezersOf returns the freezers that a process is in, innermost first.
+// roots of the hierarchies, which cannot freeze.
 func (h *Hierarchies) FreezersOf(pid int) ([]Freezer, error) {
 	var freezers []Freezer
 	err := h.each(pid, "freezer", func(dir string, v1, root bool) error {
@@ -164,7 +154,8 @@ func (f Freezer) control() string {
 	return filepath.Join(f.Dir, "cgroup.freeze")
 }
 
-// FrozenBy returns the freezers that currently keep a process from running.
+// FrozenBy returns the freezers that currently keep a process from running. To ask about many
+// processes, read the [Hierarchies] once.
 func FrozenBy(pid int) ([]Freezer, error) {
 	hierarchies, err := ReadHierarchies()
 	if err != nil {
@@ -179,6 +170,11 @@ func (h *Hierarchies) FrozenBy(pid int) ([]Freezer, error) {
 	if err != nil {
 		return nil, err
 	}
+	return FrozenOf(freezers)
+}
+
+// FrozenOf returns those freezers that are frozen. One that does not exist any more is not.
+func FrozenOf(freezers []Freezer) ([]Freezer, error) {
 	var frozen []Freezer
 	var errs []error
 	for _, f := range freezers {

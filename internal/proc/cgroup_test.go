@@ -60,7 +60,9 @@ func testFreezer(t *testing.T, hierarchy, control string, v1 bool) {
 	dir := newGroup(t, hierarchy, control, p.PID)
 	t.Cleanup(func() { _ = p.Signal(9) })
 	freezer := Freezer{dir, v1}
-	if freezers, err := FreezersOf(p.PID); err != nil || !slices.Contains(freezers, freezer) {
+	hierarchies, err := ReadHierarchies()
+	must(t, err)
+	if freezers, err := hierarchies.FreezersOf(p.PID); err != nil || !slices.Contains(freezers, freezer) {
 		t.Fatalf("freezers of the process: %+v (%v), want %+v", freezers, err, freezer)
 	}
 	if frozen, err := FrozenBy(p.PID); err != nil || len(frozen) != 0 {

@@ -68,10 +68,7 @@ func Capabilities() (uint64, error) {
 // BootID identifies this boot of the host. Pids and start times mean nothing after the next one.
 func BootID() (string, error) {
 	data, err := os.ReadFile("/proc/sys/kernel/random/boot_id")
-	if err != nil {
-		return "", err
-	}
-	return strings.TrimSpace(string(data)), nil
+	return strings.TrimSpace(string(data)), err
 }
 
 // TaskRoom returns how many more threads the kernel and the control groups of a process allow.

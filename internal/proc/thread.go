@@ -2,6 +2,7 @@ package proc
 
 import (
 	"runtime"
+	"sync"
 
 	"golang.org/x/sys/unix"
 )
@@ -21,4 +22,19 @@ func OnOwnThread(f func()) (tid int) {
 		done <- unix.Gettid()
 	}()
 	return <-done
+}
+
+// AtOnce does something n times, for the numbers from 0 on, and at most so many of them at once. It waits
+// for all of them.
+func AtOnce(most, n int, do func(i int)) {
+	var wg sync.WaitGroup
+	free := make(chan struct{}, max(most, 1))
+	for i := range n {
+		free <- struct{}{}
+		wg.Go(func() {
+			do(i)
+			<-free
+		})
+	}
+	wg.Wait()
 }

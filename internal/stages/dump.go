@@ -100,18 +100,18 @@ func (d *dump) run(ctx context.Context) error {
 		return err
 	}
 	err := d.Session.DoSteps(ctx, []session.Step{
-		{Name: journal.StepLock, Do: d.Lock},                           // unlock
-		{Name: journal.StepStop, Do: d.stopTree},                       // continue, others
-		{Name: journal.StepPark, Do: d.parkTree},                       // unpark
-		{Name: journal.StepChildren, Do: leftovers{d}.releaseChildren}, // not undone: the children cannot use what they lose
-		{Name: journal.StepTrace, Do: d.Trace},                         // release
-		{Name: journal.StepCheckpoint, Do: d.lanes.checkpoint},         // stop, trace, restore
-		{Name: journal.StepRelease, Do: d.Release},                     // trace
-		{Name: journal.StepDevices, Do: leftovers{d}.releaseDevices},   // not undone, as the children
-		{Name: journal.StepCopy, Do: d.lanes.awaitCopies},              // the files are removed
-		{Name: journal.StepDrop, Do: d.lanes.drop},                     // restore fills the memory in first
-		{Name: journal.StepFreeze, Do: freezing{d}.freeze},             // stop thaws, pause freezes again
-		{Name: journal.StepManifest, Do: d.writeManifest},              // the image directory is not complete without criu's part
+		{Name: journal.StepLock, Do: d.Lock},                   // unlock
+		{Name: journal.StepStop, Do: d.stopTree},               // continue, others
+		{Name: journal.StepPark, Do: d.parkTree},               // unpark
+		{Name: journal.StepChildren, Do: d.releaseChildren},    // not undone: the children cannot use what they lose
+		{Name: journal.StepTrace, Do: d.Trace},                 // release
+		{Name: journal.StepCheckpoint, Do: d.lanes.checkpoint}, // stop, trace, restore
+		{Name: journal.StepRelease, Do: d.Release},             // trace
+		{Name: journal.StepDevices, Do: d.releaseDevices},      // not undone, as the children
+		{Name: journal.StepCopy, Do: d.lanes.awaitCopies},      // the files are removed
+		{Name: journal.StepDrop, Do: d.lanes.drop},             // restore fills the memory in first
+		{Name: journal.StepFreeze, Do: d.freeze},               // stop thaws, pause freezes again
+		{Name: journal.StepManifest, Do: d.writeManifest},      // the image directory is not complete without criu's part
 	})
 	if err != nil {
 		return err

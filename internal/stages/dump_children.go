@@ -21,15 +21,12 @@ type child struct {
 	holder *inspect.Holder
 }
 
-// leftovers is what processes hold of the driver and do not use.
-type leftovers struct{ *dump }
-
 // releaseChildren takes from forked children what they inherited of the driver: criu cannot dump it,
 // and CUDA does not work in them. (So it does from other holders that do not use what they hold: see
 // [inspect.Holder.Judge].) Each open file becomes /dev/null, and each mapping inaccessible memory.
 // The whole tree is stopped meanwhile. It is not undone: the children run on without what they could
 // not use.
-func (d leftovers) releaseChildren(ctx context.Context) error {
+func (d *dump) releaseChildren(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, d.Config.Lock.Timeout)
 	defer cancel()
 	children, err := d.findChildren(ctx)
@@ -53,7 +50,7 @@ func (d leftovers) releaseChildren(ctx context.Context) error {
 }
 
 // findChildren finds the forked children in the tree. What it found before an error is returned, too.
-func (d leftovers) findChildren(ctx context.Context) ([]*child, error) {
+func (d *dump) findChildren(ctx context.Context) ([]*child, error) {
 	pids, err := proc.Tree(d.Root)
 	if err != nil {
 		return nil, err
@@ -73,7 +70,7 @@ func (d leftovers) findChildren(ctx context.Context) ([]*child, error) {
 }
 
 // findChild returns a process as a forked child; nil if it holds nothing of the driver.
-func (d leftovers) findChild(ctx context.Context, pid int, cuda []inspect.Process) (*child, error) {
+func (d *dump) findChild(ctx context.Context, pid int, cuda []inspect.Process) (*child, error) {
 	process, err := proc.Open(pid)
 	if err != nil {
 		return nil, err
@@ -95,7 +92,7 @@ func (d leftovers) findChild(ctx context.Context, pid int, cuda []inspect.Proces
 // releaseDevices takes from the CUDA processes the devices that they hold although they are
 // checkpointed, if they do not use them. Otherwise the dump fails here, with the reason that criu would
 // not give.
-func (d leftovers) releaseDevices(ctx context.Context) error {
+func (d *dump) releaseDevices(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, d.Config.Lock.Timeout)
 	defer cancel()
 	return engine.Parallel(d.Targets, func(t *engine.Target) error {
@@ -126,7 +123,7 @@ func (e *leftoverError) Error() string { return e.finding.String() }
 
 // disconnect takes from a stopped process what it holds of the driver. One of its threads makes the
 // calls. It succeeds if the process has ended.
-func (d leftovers) disconnect(ctx context.Context, process *proc.Process, holder *inspect.Holder) (err error) {
+func (d *dump) disconnect(ctx context.Context, process *proc.Process, holder *inspect.Holder) (err error) {
 	defer func() {
 		if errors.Is(err, proc.ErrGone) && !process.Alive() {
 			err = nil

@@ -72,7 +72,6 @@ func requireAllMembers(members []journal.Member) error {
 	return nil
 }
 
-// checkWhole fails if the image is no longer whole.
 func (c *call) checkWhole(r *journal.Record) error {
 	if r.Written == nil {
 		return nil // an earlier version began the dump
@@ -145,25 +144,22 @@ func (d *dump) writeManifest(context.Context) error {
 
 // parkedForImage returns what the manifest says of the parked threads.
 func (d *dump) parkedForImage() ([]inject.Parked, error) {
-	var all []inject.Parked
-	add := func(parked *inject.Parked) error {
-		if parked == nil {
-			return nil
-		}
-		inImage, err := parked.ForImage()
-		if errors.Is(err, proc.ErrGone) {
-			return nil
-		}
-		all = append(all, inImage)
-		return err
-	}
+	var parked []*inject.Parked
 	for _, t := range d.Targets {
-		if err := add(t.Parked); err != nil {
-			return nil, err
-		}
+		parked = append(parked, t.Parked)
 	}
 	for _, other := range d.Others {
-		if err := add(d.ParkedOthers[other.PID]); err != nil {
+		parked = append(parked, d.ParkedOthers[other.PID])
+	}
+	var all []inject.Parked
+	for _, p := range parked {
+		if p == nil {
+			continue
+		}
+		inImage, err := p.ForImage()
+		if err == nil {
+			all = append(all, inImage)
+		} else if !errors.Is(err, proc.ErrGone) {
 			return nil, err
 		}
 	}

@@ -112,32 +112,21 @@ func findStopped(root int, members []journal.Member) (stopped []int, err error) 
 		if slices.ContainsFunc(members, func(m journal.Member) bool { return m.PID == pid }) {
 			continue
 		}
-		isStopped, imagePID, err := stoppedAs(pid)
+		isStopped, err := proc.Stopped(pid)
+		var status proc.Status
 		if isStopped {
-			stopped = append(stopped, imagePID)
+			status, err = proc.ReadStatus(pid)
 		}
-		if err != nil && !errors.Is(err, proc.ErrGone) {
+		switch {
+		case err != nil && !errors.Is(err, proc.ErrGone):
 			return nil, err
+		case err == nil && isStopped && !status.Ended:
+			stopped = append(stopped, status.ImagePID())
 		}
 	}
 	return stopped, nil
 }
 
-// stoppedAs reports whether a process is stopped, and its pid in the image. One that has ended, or ends
-// meanwhile, is not.
-func stoppedAs(pid int) (stopped bool, imagePID int, err error) {
-	stopped, err = proc.Stopped(pid)
-	if err != nil || !stopped {
-		return false, 0, err
-	}
-	status, err := proc.ReadStatus(pid)
-	if err != nil || status.Ended {
-		return false, 0, err
-	}
-	return true, status.ImagePID(), nil
-}
-
-// parkTree parks the whole tree.
 func (d *dump) parkTree(ctx context.Context) error {
 	if err := d.Park(ctx); err != nil {
 		return err
@@ -219,13 +208,10 @@ func (d *dump) thaw(ctx context.Context, freezers []proc.Freezer) error {
 	return nil
 }
 
-// freezing is what criu finds frozen instead of stopped.
-type freezing struct{ *dump }
-
 // freeze prepares the processes for how criu seizes containers. Through a v1 freezer it waits without
 // end for a process in the group-stop, so such processes are frozen instead. A v2 freezer that we
 // thawed is put back.
-func (d freezing) freeze(ctx context.Context) error {
+func (d *dump) freeze(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, d.Config.Lock.Timeout)
 	defer cancel()
 	if err := d.Refreeze(ctx); err != nil {
@@ -251,7 +237,7 @@ func (d freezing) freeze(ctx context.Context) error {
 
 // freezeInstead takes a process from stopped to frozen if criu will seize it through a v1 freezer. No
 // thread of it runs meanwhile.
-func (d freezing) freezeInstead(ctx context.Context, process *proc.Process, parked *inject.Parked) (bool, error) {
+func (d *dump) freezeInstead(ctx context.Context, process *proc.Process, parked *inject.Parked) (bool, error) {
 	frozen, err := d.freezeV1(ctx, process.PID)
 	if err != nil || !frozen {
 		if errors.Is(err, proc.ErrGone) {
@@ -273,19 +259,21 @@ func (d freezing) freezeInstead(ctx context.Context, process *proc.Process, park
 // freezeV1 freezes the v1 freezer of a process if criu will seize the process through it. Under RPC the
 // option that says so cannot be seen, and the process is usually in a container, so it is frozen. A
 // group that holds criu itself never is.
-func (d freezing) freezeV1(ctx context.Context, pid int) (bool, error) {
-	freezers, err := proc.FreezersOf(pid)
+func (d *dump) freezeV1(ctx context.Context, pid int) (bool, error) {
+	hierarchies, err := proc.ReadHierarchies()
 	if err != nil {
 		return false, err
 	}
-	own, err := proc.FreezersOf(d.criu.PID)
+	freezers, err := hierarchies.FreezersOf(pid)
 	if err != nil {
 		return false, err
 	}
-	for _, freezer := range freezers {
-		if freezer.V1 && slices.Contains(d.Thawed, freezer) {
-			return true, nil // refreeze has put it back
-		}
+	own, err := hierarchies.FreezersOf(d.criu.PID)
+	if err != nil {
+		return false, err
+	}
+	if slices.ContainsFunc(freezers, func(f proc.Freezer) bool { return f.V1 && slices.Contains(d.Thawed, f) }) {
+		return true, nil // refreeze has put it back
 	}
 	if !d.criu.FreezeCgroup && !d.criu.RPC {
 		return false, nil

@@ -228,14 +228,14 @@ func (c *call) checkRestored() error {
 // killRestored kills the tree of a restore that has no session.
 func (c *call) killRestored(cause error) error {
 	pid, err := c.stage.root()
-	if err != nil {
-		return errors.Join(cause, err)
+	var root proc.Ident
+	if err == nil {
+		root, err = proc.IdentOf(pid)
 	}
-	root, err := proc.IdentOf(pid)
-	if err != nil {
-		return errors.Join(cause, err)
+	if err == nil {
+		err = session.KillTree(&journal.Record{Root: &root})
 	}
-	if err := session.KillTree(&journal.Record{Root: &root}); err != nil {
+	if err != nil {
 		return errors.Join(cause, err)
 	}
 	return fmt.Errorf("%w; its processes were ended, and the image is unchanged", cause)

@@ -68,7 +68,6 @@ func (s Stage) imagePath() (string, error) {
 	return path, nil
 }
 
-// root parses CRTOOLS_INIT_PID.
 func (s Stage) root() (int, error) {
 	pid, err := strconv.Atoi(s.InitPID)
 	if err != nil || pid <= 0 {

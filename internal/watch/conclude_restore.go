@@ -142,13 +142,9 @@ func awaitRoot(ctx context.Context, s *journal.Record, criu *proc.Process) *proc
 				continue
 			}
 			root := createdByCriu(s, pid)
-			if root == nil {
-				continue
+			if root != nil && (parent == criu.PID || criuutil.HasMark(pid, s.Mark)) { // else it is another child of that process
+				return root
 			}
-			if parent != criu.PID && !criuutil.HasMark(pid, s.Mark) {
-				continue // another child of that process
-			}
-			return root
 		}
 		time.Sleep(2 * time.Millisecond) // there is no event for a stranger's fork
 	}
@@ -177,10 +173,7 @@ func orphanedRoot(s *journal.Record) (root *proc.Ident, suspects []int, err erro
 			continue
 		}
 		created := createdByCriu(s, pid)
-		if created == nil {
-			continue
-		}
-		if s.CriuExe == "" || Executable(pid) != s.CriuExe {
+		if created == nil || s.CriuExe == "" || Executable(pid) != s.CriuExe {
 			continue
 		}
 		if criuutil.HasMark(pid, s.Mark) {

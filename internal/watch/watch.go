@@ -232,7 +232,7 @@ func awaitResume(ctx context.Context, s *session.Session) error {
 		}
 	}
 	for pause := time.Millisecond; slices.ContainsFunc(s.Members, journal.Member.Alive) && ctx.Err() == nil; pause = min(2*pause, 50*time.Millisecond) {
-		if still, err := engine.PausedStill(&s.Record); err != nil || len(still) == 0 {
+		if still, err := proc.FrozenOf(s.Paused); err != nil || len(still) == 0 {
 			if err != nil {
 				return err
 			}
