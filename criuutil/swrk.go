@@ -68,7 +68,9 @@ func StartSwrk(path string, env []string, output *os.File, inherited ...*os.File
 	}
 	process, err := proc.Open(cmd.Process.Pid)
 	if err != nil {
-		conn.Close()
+		for _, end := range []io.Closer{conn, ours, theirs} { // criu ends when nobody can ask it any more
+			end.Close()
+		}
 		ended := cmd.Wait()
 		if errors.Is(err, proc.ErrGone) {
 			err = ErrNoAnswer

@@ -17,6 +17,7 @@ import (
 	"cucriu/hooks"
 	"cucriu/hooks/checkpoint"
 	"cucriu/hooks/config"
+	"cucriu/hooks/preflight"
 	"cucriu/internal/jobs"
 )
 
@@ -51,6 +52,9 @@ leave in the configuration; the image stays unchanged.`,
 			}
 			if !detached {
 				return usageError{errors.New("-d=false: use --foreground to wait for the job")}
+			}
+			if os.Getpid() == 1 && !foreground {
+				return preflight.AsRefusal(errors.New("cucriu restore is PID 1 here, and the job would end with this pid namespace as soon as it returns: give --foreground"))
 			}
 			if err := criu.check(); err != nil {
 				return err

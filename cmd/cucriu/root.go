@@ -88,6 +88,9 @@ func before(commands []*cobra.Command, begin func(*cobra.Command) (end func(), e
 // requireRoot fails unless this program is root's, or has root's rights over processes.
 func requireRoot(cmd *cobra.Command) error {
 	const needed = 1<<unix.CAP_SYS_PTRACE | 1<<unix.CAP_KILL | 1<<unix.CAP_SYS_ADMIN
+	if inner, err := proc.IsInInnerPIDNamespace(); err != nil || inner {
+		return preflight.AsRefusal(fmt.Errorf("/proc shows the processes of another pid namespace than that of %s: mount it anew (unshare --mount-proc), or enter the mount namespace, too", cmd.CommandPath()))
+	}
 	if os.Geteuid() == 0 {
 		return nil // what root lacks in a container, the checks name
 	}

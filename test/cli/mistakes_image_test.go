@@ -84,7 +84,7 @@ func TestMistakesAboutWhatToRestore(t *testing.T) {
 		taken := "pid-taken: process " + other.Root() + " (cudawork): has a pid that the image needs"
 		b.make(t,
 			mistake{"twice", restore("images"), refused, taken},
-			mistake{"twice, relative", restore("./images/"), refused, "end it (it may be the job itself), or restore in a pid namespace of its own"},
+			mistake{"twice, relative", restore("./images/"), refused, "end it (it may be the job itself), or restore in a pid namespace of its own (unshare"},
 			mistake{"check of what still runs", []string{"check", "-D", "images"}, refused, "1 blocking finding: pid-taken"},
 		)
 		other.Runs()

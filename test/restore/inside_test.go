@@ -233,3 +233,34 @@ func TestPIDsOfAnotherNamespaceAreNotTaken(t *testing.T) {
 		job.Runs()
 	})
 }
+
+// TestARestoreAsPID1WaitsForItsJob: the pid namespace ends with its first process, and the job with it. And
+// with the /proc of another namespace, pids are those of others.
+func TestARestoreAsPID1WaitsForItsJob(t *testing.T) {
+	testenv.Isolated(t, func(t *testing.T) {
+		host := testenv.NewHost(t, 1)
+		job := host.Start(1)
+		images := host.Dump(job)
+		testenv.Eventually(t, testenv.Soon, "the job has ended", func() bool { return !job.Alive() })
+		inside := func(options ...string) {
+			host.Enter = func(name string, args []string) (string, []string) {
+				return "unshare", slices.Concat([]string{"--pid", "--fork", "--kill-child"}, options, []string{name}, args)
+			}
+		}
+		inside()
+		if out := testenv.Exits(t, host, testenv.StatusRefused, "restore", "-D", images, "--foreground"); !strings.Contains(out, "another pid namespace") {
+			t.Errorf("with the /proc of another namespace: %s", out)
+		}
+		inside("--mount-proc")
+		if out := testenv.Exits(t, host, testenv.StatusRefused, "restore", "-D", images); !strings.Contains(out, "give --foreground") {
+			t.Errorf("as PID 1: %s", out)
+		}
+		restore := host.CucriuCommand("restore", "-D", images, "--foreground")
+		if err := restore.Start(); err != nil {
+			t.Fatal(err)
+		}
+		job.WaitTicks(3)
+		_ = restore.Process.Kill()
+		_ = restore.Wait()
+	})
+}
