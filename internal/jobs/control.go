@@ -5,7 +5,6 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"io/fs"
 	"net"
 	"os"
 	"path/filepath"
@@ -87,7 +86,7 @@ type control struct {
 
 // listen begins to take requests. Only one supervisor of a job is on this host: it has the lock.
 func (c *control) listen() error {
-	if err := os.Remove(filepath.Join(c.runDir, socketName)); err != nil && !errors.Is(err, fs.ErrNotExist) {
+	if err := removeFile(c.runDir, socketName); err != nil {
 		return err
 	}
 	dir, err := os.Open(c.runDir)
