@@ -15,6 +15,7 @@ import (
 	"cucriu/hooks/preflight"
 	"cucriu/internal/jobs/life"
 	"cucriu/internal/jobs/store"
+	"cucriu/internal/proc"
 )
 
 // What people ask of a job that runs goes to its supervisor, over a socket in the folder of the
@@ -94,7 +95,7 @@ func (c *control) listen() error {
 		return err
 	}
 	defer dir.Close()
-	listener, err := net.Listen("unix", socketIn(dir))
+	listener, err := net.Listen("unix", proc.PathIn(dir, socketName))
 	if err != nil {
 		return fmt.Errorf("socket for requests: %w", err)
 	}
@@ -110,12 +111,6 @@ func (c *control) listen() error {
 		}
 	}()
 	return nil
-}
-
-// socketIn names the socket by the descriptor of its directory, because the path of a socket has
-// room for 107 bytes only.
-func socketIn(dir *os.File) string {
-	return filepath.Join("/proc/self/fd", strconv.Itoa(int(dir.Fd())), socketName)
 }
 
 // requestPatience is how long whoever connects may take to say what is asked for.
