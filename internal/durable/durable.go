@@ -87,6 +87,15 @@ func Sync(path string) error {
 	return nil
 }
 
+// Remove removes a file, which may be missing already, and waits until that is on disk.
+func Remove(path string) error {
+	err := os.Remove(path)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil
+	}
+	return errors.Join(err, Sync(filepath.Dir(path)))
+}
+
 // SyncTree waits until all files and names in a directory are on disk. Several at once share the work of
 // the file system.
 func SyncTree(ctx context.Context, dir string) error {

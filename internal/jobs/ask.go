@@ -14,6 +14,7 @@ import (
 
 	"cucriu/hooks/preflight"
 	"cucriu/internal/fault"
+	"cucriu/internal/proc"
 )
 
 // ErrNoSupervisor says that no supervisor on this host takes care of a job.
@@ -78,7 +79,7 @@ func dial(folder string) (net.Conn, error) {
 		return nil, err
 	}
 	defer dir.Close()
-	return net.Dial("unix", socketIn(dir))
+	return net.Dial("unix", proc.PathIn(dir, socketName))
 }
 
 // notFound says that there is no such job, or more than one.

@@ -157,7 +157,7 @@ func (s *checkpointer) checkpointBy(ctx context.Context, base, reason string, en
 		return store.Checkpoint{}, err
 	}
 	defer held.Close()
-	made := fmt.Sprintf("/proc/self/fd/%d/%s", held.Fd(), imageName)
+	made := proc.PathIn(held, imageName)
 	if end {
 		s.setLeaving(true)
 		defer s.killStuck(made)()

@@ -5,7 +5,6 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"io/fs"
 	"net"
 	"os"
 	"path/filepath"
@@ -16,6 +15,7 @@ import (
 	"cucriu/hooks/preflight"
 	"cucriu/internal/jobs/life"
 	"cucriu/internal/jobs/store"
+	"cucriu/internal/proc"
 )
 
 // What people ask of a job that runs goes to its supervisor, over a socket in the folder of the
@@ -87,7 +87,7 @@ type control struct {
 
 // listen begins to take requests. Only one supervisor of a job is on this host: it has the lock.
 func (c *control) listen() error {
-	if err := os.Remove(filepath.Join(c.runDir, socketName)); err != nil && !errors.Is(err, fs.ErrNotExist) {
+	if err := removeFile(c.runDir, socketName); err != nil {
 		return err
 	}
 	dir, err := os.Open(c.runDir)
@@ -95,7 +95,7 @@ func (c *control) listen() error {
 		return err
 	}
 	defer dir.Close()
-	listener, err := net.Listen("unix", socketIn(dir))
+	listener, err := net.Listen("unix", proc.PathIn(dir, socketName))
 	if err != nil {
 		return fmt.Errorf("socket for requests: %w", err)
 	}
@@ -111,12 +111,6 @@ func (c *control) listen() error {
 		}
 	}()
 	return nil
-}
-
-// socketIn names the socket by the descriptor of its directory, because the path of a socket has
-// room for 107 bytes only.
-func socketIn(dir *os.File) string {
-	return filepath.Join("/proc/self/fd", strconv.Itoa(int(dir.Fd())), socketName)
 }
 
 // requestPatience is how long whoever connects may take to say what is asked for.

@@ -169,10 +169,10 @@ func (s *core) sayNext() error {
 	return nil
 }
 
-// withdraw forgets a job that was refused before it ever ran.
+// withdraw forgets a job that was refused before it ever ran: its command may be corrected.
 func (s *core) withdraw() error {
 	s.withdrawn = true
-	return errors.Join(removeSandboxes(s.Dir), s.record.remove(s.Dir))
+	return errors.Join(removeSandboxes(s.Dir), os.Remove(filepath.Join(s.Dir, recordName)))
 }
 
 // finish records that the job has come to its end.

@@ -279,17 +279,12 @@ func (s *lease) raiseFence(ctx context.Context) (fence sandbox.Fence, err error)
 			return fence, err
 		}
 	}
-	wait := 2*sandbox.FencePeriod - max(0, time.Since(raised))
-	if left, err := sandboxDirs(s.Dir); err != nil || wait <= 0 || len(left) == 0 {
+	pause := 2*sandbox.FencePeriod - max(0, time.Since(raised))
+	if left, err := sandboxDirs(s.Dir); err != nil || pause <= 0 || len(left) == 0 {
 		return fence, err
 	}
-	s.say(fmt.Sprintf("%s: waiting %v, after which it must have ended", why, wait.Round(time.Second)))
-	select {
-	case <-ctx.Done():
-		return fence, context.Cause(ctx)
-	case <-time.After(wait):
-		return fence, nil
-	}
+	s.say(fmt.Sprintf("%s: waiting %v, after which it must have ended", why, pause.Round(time.Second)))
+	return fence, wait(ctx, pause)
 }
 
 // The records of a job's sandbox are in a folder of the job's directory: whoever runs the job next finds

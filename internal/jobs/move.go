@@ -91,13 +91,7 @@ func (m Move) Write(dir string) error {
 }
 
 // RemoveMove removes the record of a move that is over.
-func RemoveMove(dir string) error {
-	err := os.Remove(filepath.Join(dir, moveName))
-	if errors.Is(err, fs.ErrNotExist) {
-		return nil
-	}
-	return errors.Join(err, durable.Sync(dir))
-}
+func RemoveMove(dir string) error { return durable.Remove(filepath.Join(dir, moveName)) }
 
 // MoveLock is the right to change the record of a move.
 type MoveLock struct{ lock *flock.Flock }
@@ -116,10 +110,8 @@ func LockMove(ctx context.Context, dir string) (*MoveLock, error) {
 		if err != nil {
 			return nil, fmt.Errorf("lock of the move: %w", errors.Join(err, lock.Close()))
 		}
-		select {
-		case <-ctx.Done():
+		if wait(ctx, moveLook) != nil {
 			return nil, errors.Join(ErrMoving, lock.Close())
-		case <-time.After(moveLook):
 		}
 	}
 }

@@ -150,9 +150,6 @@ func (r record) write(dir string) error {
 	return durable.WriteJSON(filepath.Join(dir, recordName), r)
 }
 
-// remove forgets a job that has never run: its command may be corrected.
-func (r record) remove(dir string) error { return os.Remove(filepath.Join(dir, recordName)) }
-
 // input is what the standard input of a job is. It is that from its first start on.
 type input string
 

@@ -55,7 +55,6 @@ type event struct {
 	of         life.Action // that has ended
 	err        error
 	signal     unix.Signal
-	asked      *asked
 	checkpoint store.Checkpoint
 	removed    []store.Checkpoint
 	exit       sandbox.Exit
@@ -263,7 +262,7 @@ func (s *supervisor) lookAround() event {
 }
 
 func (s *supervisor) request(a *asked) event {
-	e := event{Event: life.Event{Kind: life.Ask, Op: a.Op, OK: true}, asked: a}
+	e := event{Event: life.Event{Kind: life.Ask, Op: a.Op, OK: true}}
 	s.control.asked = a
 	if a.Op == life.AskMove && s.life.Idle() {
 		e.move, e.err = ReadMove(s.Dir)

@@ -128,7 +128,6 @@ type Phase struct {
 	Begin   time.Duration `json:"begin_ns"` // since the begin of the migration
 	Took    time.Duration `json:"took_ns"`
 	Running bool          `json:"running"` // the job ran meanwhile
-	Bytes   int64         `json:"bytes,omitempty"`
 }
 
 const defaultStage = "/dev/shm"

@@ -50,9 +50,9 @@ func answerEvent(ctx context.Context, a arrival, e commit.Event) (do []commit.Ac
 		if (e == commit.Commit || e == commit.Abort) && !known || e == commit.Commit && before == commit.Dropped { // by a person, or with a reboot
 			return nil, nil
 		}
-		next, do, err := commit.Destination{State: before}.HandleEvent(e)
+		next, do, err := before.HandleEvent(e)
 		if err == nil && len(do) > 0 {
-			err = a.decide(ctx, next.State)
+			err = a.decide(ctx, next)
 		}
 		if errors.Is(err, watch.ErrDecided) {
 			if now, _, stateErr := a.state(); stateErr == nil && now != before {
@@ -60,7 +60,7 @@ func answerEvent(ctx context.Context, a arrival, e commit.Event) (do []commit.Ac
 			}
 		}
 		if err == nil {
-			err = reach(ctx, "receive."+string(next.State))
+			err = reach(ctx, "receive."+string(next))
 		}
 		if !known {
 			do = nil // the source was told of nothing that could end

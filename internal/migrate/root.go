@@ -2,9 +2,9 @@ package migrate
 
 import (
 	"fmt"
-	"os"
 	"slices"
-	"syscall"
+
+	"golang.org/x/sys/unix"
 
 	"cucriu/internal/inspect"
 	"cucriu/internal/jobs"
@@ -45,16 +45,9 @@ func within(pid, root int) bool {
 // hostMark is the same for two programs if they have the same run directory on the same host;
 // empty if that cannot be told.
 func hostMark(runDir string) string {
+	var stat unix.Stat_t
 	boot, err := proc.BootID()
-	if err != nil {
-		return ""
-	}
-	info, err := os.Stat(runDir)
-	if err != nil {
-		return ""
-	}
-	stat, ok := info.Sys().(*syscall.Stat_t)
-	if !ok {
+	if err != nil || unix.Stat(runDir, &stat) != nil {
 		return ""
 	}
 	return fmt.Sprintf("%s %d %d", boot, stat.Dev, stat.Ino)

@@ -121,17 +121,17 @@ func (s *sourceSession) handleEvent(e commit.Event) error {
 		if err != nil {
 			return fmt.Errorf("%w: %w", hooks.ErrNotBack, err)
 		}
-		next, do, err := commit.Source{State: state}.HandleEvent(e)
+		next, do, err := state.HandleEvent(e)
 		if err != nil {
 			return err
 		}
-		answer, err := s.execute(context.Background(), next.State, do)
+		answer, err := s.execute(context.Background(), next, do)
 		switch {
 		case errors.Is(err, watch.ErrDecided):
 			continue // by the watcher or a recover: the state is another now
 		case err != nil:
 			return err
-		case e == commit.Unknown && next.State == commit.End:
+		case e == commit.Unknown && next == commit.End:
 			return s.job.forgotten()
 		}
 		e = answer

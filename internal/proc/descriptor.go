@@ -169,3 +169,9 @@ func (p *Process) rearmTimer(fd int) error {
 	defer unix.Close(own)
 	return unix.TimerfdSettime(own, flags, &timer, nil)
 }
+
+// PathIn names what is in a directory by the directory's descriptor. That is short: the path of a socket has
+// room for 107 bytes only.
+func PathIn(dir *os.File, name string) string {
+	return fmt.Sprintf("/proc/self/fd/%d/%s", dir.Fd(), name)
+}

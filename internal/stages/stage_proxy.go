@@ -7,7 +7,6 @@ import (
 	"fmt"
 	"net"
 	"os"
-	"path/filepath"
 	"slices"
 	"strconv"
 
@@ -69,7 +68,7 @@ func askWatcher(ctx context.Context, session string, stage Stage) (stageAnswer, 
 		return answer, err
 	}
 	defer dir.Close()
-	conn, err := new(net.Dialer).DialContext(ctx, "unix", socketIn(dir))
+	conn, err := new(net.Dialer).DialContext(ctx, "unix", proc.PathIn(dir, stageSocket))
 	if err != nil {
 		return answer, err
 	}
@@ -80,12 +79,6 @@ func askWatcher(ctx context.Context, session string, stage Stage) (stageAnswer, 
 	return answer, json.NewDecoder(conn).Decode(&answer)
 }
 
-// socketIn names the socket by the descriptor of its directory, because a socket's path has room for
-// 107 bytes only.
-func socketIn(dir *os.File) string {
-	return filepath.Join("/proc/self/fd", strconv.Itoa(int(dir.Fd())), stageSocket)
-}
-
 // ServeInside does the stages of a restore for a hook that is inside. It calls over when a stage has
 // brought the session to its end.
 func ServeInside(ctx context.Context, s *session.Session, over func()) (stop func(), err error) {
@@ -93,7 +86,7 @@ func ServeInside(ctx context.Context, s *session.Session, over func()) (stop fun
 	if err != nil {
 		return nil, err
 	}
-	listener, err := net.Listen("unix", socketIn(dir))
+	listener, err := net.Listen("unix", proc.PathIn(dir, stageSocket))
 	if err != nil {
 		dir.Close()
 		return nil, fmt.Errorf("socket for the stages: %w", err)

@@ -186,9 +186,5 @@ func unpause(ctx context.Context, hook *hooks.Hook) error {
 			return fmt.Errorf("continue %v: %w", id, err)
 		}
 	}
-	err = os.Remove(filepath.Join(runDir, pausedName))
-	if errors.Is(err, os.ErrNotExist) {
-		return nil
-	}
-	return errors.Join(err, durable.Sync(runDir))
+	return durable.Remove(filepath.Join(runDir, pausedName))
 }

@@ -234,9 +234,10 @@ func Keep(dir string) error {
 	return killTree(root)
 }
 
-// tellEnd records the end of an adopted job, as soon as there is room for it.
+// tellEnd records the end of the root process. A full disk must not end the sandbox, or the job's
+// children with it: there may be room later.
 func tellEnd(dir string, exit Exit) {
-	for writeExit(dir, exit) != nil {
+	for durable.WriteJSON(filepath.Join(dir, exitName), exit) != nil {
 		time.Sleep(time.Second)
 	}
 }

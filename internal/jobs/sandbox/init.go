@@ -211,14 +211,10 @@ func (b begun) reap(dir string) error {
 	}
 }
 
-// tellExit records the end of the root process. A full disk must not end the sandbox, or the job's
-// children with it: there may be room later.
+// tellExit records the end of the root process.
 func (b begun) tellExit(dir string, status unix.WaitStatus) {
 	if b.console != nil {
 		b.console.drain()
 	}
-	exit := Exit{Status: status, At: time.Now().UTC()}
-	for writeExit(dir, exit) != nil {
-		time.Sleep(time.Second)
-	}
+	tellEnd(dir, Exit{Status: status, At: time.Now().UTC()})
 }

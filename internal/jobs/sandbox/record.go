@@ -106,11 +106,6 @@ func (e Exit) Code() int {
 	return e.Status.ExitStatus()
 }
 
-// writeExit records the end of the root process.
-func writeExit(dir string, exit Exit) error {
-	return durable.WriteJSON(filepath.Join(dir, exitName), exit)
-}
-
 // readExit returns nil if the root process has not ended.
 func readExit(dir string) (*Exit, error) {
 	var exit Exit

@@ -66,7 +66,7 @@ func (s *Store) Verify(ctx context.Context, c Checkpoint, workers int, read func
 	case err != nil:
 		return err
 	}
-	if err := removeMark(filepath.Join(dir, damagedName)); err != nil {
+	if err := durable.Remove(filepath.Join(dir, damagedName)); err != nil {
 		return err
 	}
 	err = durable.WriteJSON(filepath.Join(dir, verifiedName), verified{At: time.Now().UTC(), CRC32C: c.sum})

@@ -129,7 +129,7 @@ func openStore(t testing.TB, dir string) *Store {
 // publish publishes a new dump of the memory, with further processes without CUDA.
 func publish(t testing.TB, s *Store, id int, m memory, others ...process) Checkpoint {
 	t.Helper()
-	staged := filepath.Join(s.Dir(), "image") // on the same file system
+	staged := filepath.Join(s.dir, "image") // on the same file system
 	stageMemory(t, stageImage(t, staged, id, m), others...)
 	c, err := s.Publish(t.Context(), staged, goodInfo(t))
 	must(t, err)

@@ -11,7 +11,7 @@ import (
 // sendTo copies what is listed as a migration does, and imports it. It returns how many bytes went.
 func sendTo(t *testing.T, from, to *Store, l Listed) (int64, error) {
 	t.Helper()
-	dir, err := os.MkdirTemp(to.Dir(), ".arriving-*")
+	dir, err := os.MkdirTemp(to.dir, ".arriving-*")
 	must(t, err)
 	defer os.RemoveAll(dir)
 	var sent int64
@@ -111,7 +111,7 @@ func TestAHostileImportIsRefused(t *testing.T) {
 			if l.Files[0].Name != recordName {
 				t.Fatalf("the first file is %s", l.Files[0].Name)
 			}
-			dir := filepath.Join(to.Dir(), ".arriving")
+			dir := filepath.Join(to.dir, ".arriving")
 			must(t, os.Mkdir(dir, 0o700))
 			files := make(map[int]string)
 			for i, f := range l.Files {

@@ -329,7 +329,7 @@ func wantDecoded(t testing.TB, s *Store, c Checkpoint, want memory) {
 	defer pool.Close()
 	must(t, pool.Add(c.Name, c.Dir, jobPID, readListing(t, c.Dir)))
 	same := pages.NewPlan(reader, &pool)
-	dir := filepath.Join(s.Dir(), CheckpointsDir) // on the same file system
+	dir := filepath.Join(s.dir, CheckpointsDir) // on the same file system
 	got, err := pages.Rewrite(t.Context(), same, pages.RewriteOptions{Dir: dir, ID: dumpID(98), PID: jobPID})
 	must(t, err)
 	for _, name := range got.Listing.Names(jobPID) {

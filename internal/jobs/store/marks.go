@@ -111,7 +111,7 @@ func (s *Store) NoteDamage(c Checkpoint, damage *DamageError) error {
 	}
 	text := damage.Error()
 	dir := s.checkpointDir(c.Name)
-	return errors.Join(removeMark(filepath.Join(dir, verifiedName)),
+	return errors.Join(durable.Remove(filepath.Join(dir, verifiedName)),
 		durable.WriteJSON(filepath.Join(dir, damagedName), Damage{At: time.Now().UTC(), Why: text[:min(len(text), maxText)], CRC32C: c.sum}))
 }
 
@@ -134,18 +134,10 @@ func (s *Store) Pin(name string, pinned bool) error {
 	case pinned && !c.Pinned:
 		err = durable.WriteJSON(path, time.Now().UTC())
 	case !pinned:
-		err = removeMark(path)
+		err = durable.Remove(path)
 	}
 	if err != nil {
 		return fmt.Errorf("pin checkpoint %s: %w", name, err)
 	}
 	return nil
-}
-
-func removeMark(path string) error {
-	err := os.Remove(path)
-	if errors.Is(err, fs.ErrNotExist) {
-		return nil
-	}
-	return errors.Join(err, durable.Sync(filepath.Dir(path)))
 }

@@ -138,7 +138,7 @@ func TestAnyHistoryOfMemoryIsWhole(t *testing.T) {
 			}
 		}
 		must(t, s.Close())
-		must(t, os.RemoveAll(s.Dir()))
+		must(t, os.RemoveAll(s.dir))
 	}
 }
 

@@ -82,7 +82,7 @@ func TestAnImageThatIsNotUnderstoodIsStoredAsItIs(t *testing.T) {
 			s := openStore(t, quickDir(t))
 			p := newProcess("7", 1, 1, 4)
 			publishMemory(t, s, p)
-			staged := stageMemory(t, filepath.Join(s.Dir(), "image"), p)
+			staged := stageMemory(t, filepath.Join(s.dir, "image"), p)
 			change(t, staged)
 			c, err := s.Publish(t.Context(), staged, goodInfo(t))
 			must(t, err)
@@ -112,7 +112,7 @@ func TestABaseThatIsRemovedMeanwhileIsNotNeeded(t *testing.T) {
 	s := openStore(t, quickDir(t))
 	p := newProcess("7", 1, 1, 4)
 	a := publishMemory(t, s, p)
-	staged := stageMemory(t, filepath.Join(s.Dir(), "image"), p.with(1, 3))
+	staged := stageMemory(t, filepath.Join(s.dir, "image"), p.with(1, 3))
 	s.interrupt = func(step string) error {
 		if step == stepLink {
 			must(t, os.RemoveAll(a.Dir))

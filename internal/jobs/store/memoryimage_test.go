@@ -103,7 +103,7 @@ func area(begin, pages uint64, prot, flags, status uint32) *vma.VmaEntry {
 
 func publishMemory(t testing.TB, s *Store, processes ...process) Checkpoint {
 	t.Helper()
-	staged := stageMemory(t, filepath.Join(s.Dir(), "image"), processes...)
+	staged := stageMemory(t, filepath.Join(s.dir, "image"), processes...)
 	defer os.RemoveAll(staged)
 	c, err := s.Publish(t.Context(), staged, goodInfo(t))
 	must(t, err)

@@ -117,20 +117,10 @@ func (s *Store) diskBytes(without []Checkpoint) (int64, error) {
 	return total, nil
 }
 
-// Remove removes a checkpoint. One that is pinned is not removed.
-func (s *Store) Remove(name string) error {
-	s.mutex.Lock()
-	defer s.mutex.Unlock()
-	if err := s.checkName(name); err != nil {
-		return err
-	}
-	return s.remove(context.Background(), name)
-}
-
 var errPinned = errors.New("it is pinned")
 
 // remove takes the name of a checkpoint away, and then removes what is in it: a checkpoint
-// that is half removed is none.
+// that is half removed is none. One that is pinned stays.
 func (s *Store) remove(ctx context.Context, name string) error {
 	if err := s.mayChange(); err != nil {
 		return err

@@ -1,6 +1,7 @@
 package store
 
 import (
+	"context"
 	"errors"
 	"os"
 	"path/filepath"
@@ -128,7 +129,7 @@ func TestAMarkOfAnotherCheckpointDoesNotCount(t *testing.T) {
 // foresee returns what a policy would remove.
 func foresee(t *testing.T, s *Store, policy Policy) []Checkpoint {
 	t.Helper()
-	view, err := View(s.Dir())
+	view, err := View(s.dir)
 	must(t, err)
 	before := names(list(t, s))
 	policy.DryRun = true
@@ -138,4 +139,14 @@ func foresee(t *testing.T, s *Store, policy Policy) []Checkpoint {
 		t.Errorf("a dry run left %q of %q", after, before)
 	}
 	return foreseen
+}
+
+// Remove removes one checkpoint, for the tests. One that is pinned is not removed.
+func (s *Store) Remove(name string) error {
+	s.mutex.Lock()
+	defer s.mutex.Unlock()
+	if err := s.checkName(name); err != nil {
+		return err
+	}
+	return s.remove(context.Background(), name)
 }

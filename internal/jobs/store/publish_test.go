@@ -143,7 +143,7 @@ func TestAFullDiskHarmsNoOlderCheckpoint(t *testing.T) {
 	disk := onTmpfs(t, "size=32m")
 	s := openStore(t, filepath.Join(disk, "job"))
 	publish(t, s, 1, newMemory(1, 16))
-	before := content(t, s.Dir())
+	before := content(t, s.dir)
 	staged := stageImage(t, filepath.Join(t.TempDir(), "image"), 2, newMemory(2, 120))
 	_, err := s.Publish(t.Context(), staged, goodInfo(t))
 	if !errors.Is(err, unix.ENOSPC) {
@@ -152,7 +152,7 @@ func TestAFullDiskHarmsNoOlderCheckpoint(t *testing.T) {
 	if !regexp.MustCompile(`the image takes up to [\d.]+ MiB, and .*/job/checkpoints has [\d.]+ MiB free for it: free [\d.]+ MiB there$`).MatchString(err.Error()) {
 		t.Error(err)
 	}
-	if diff := cmp.Diff(before, content(t, s.Dir())); diff != "" {
+	if diff := cmp.Diff(before, content(t, s.dir)); diff != "" {
 		t.Fatal("the directory is not as it was")
 	}
 	var fs unix.Statfs_t
@@ -164,7 +164,7 @@ func TestAFullDiskHarmsNoOlderCheckpoint(t *testing.T) {
 	must(t, s.Verify(t.Context(), list(t, s)[1], 1, nil))
 	must(t, s.Close())
 	fillDisk(t, disk)
-	s = openStore(t, s.Dir())
+	s = openStore(t, s.dir)
 	wantWhole(t, s, "000001 000002")
 	removed, err := s.Prune(t.Context(), Policy{Keep: 1})
 	must(t, err)

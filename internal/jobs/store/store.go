@@ -140,9 +140,6 @@ func (s *Store) Withdraw() error {
 	return errors.Join(err, s.Abandon())
 }
 
-// Dir returns the directory, as an absolute path.
-func (s *Store) Dir() string { return s.dir }
-
 func (s *Store) path(elements ...string) string {
 	return filepath.Join(append([]string{s.dir}, elements...)...)
 }

@@ -60,9 +60,9 @@ func TestAnEventThatCannotHappenChangesNothingAndIsNamed(t *testing.T) {
 	}
 	for s, impossible := range source {
 		for _, e := range events() {
-			next, do, err := Source{s}.HandleEvent(e)
+			next, do, err := s.HandleEvent(e)
 			want := fmt.Sprintf("%q cannot happen to the source of a migration in state %q", e, s)
-			checkAnswer(t, slices.Contains(impossible, e), next.State == s && do == nil, err, want)
+			checkAnswer(t, slices.Contains(impossible, e), next == s && do == nil, err, want)
 		}
 	}
 	toSource := []Event{Ready, Running, Ended, Unknown} // what only a source hears
@@ -75,9 +75,9 @@ func TestAnEventThatCannotHappenChangesNothingAndIsNamed(t *testing.T) {
 	}
 	for d, impossible := range destination {
 		for _, e := range events() {
-			next, do, err := Destination{d}.HandleEvent(e)
+			next, do, err := d.HandleEvent(e)
 			want := fmt.Sprintf("%q cannot happen to the destination of a migration in state %q", e, d)
-			checkAnswer(t, slices.Contains(impossible, e), next.State == d && do == nil, err, want)
+			checkAnswer(t, slices.Contains(impossible, e), next == d && do == nil, err, want)
 		}
 	}
 }
@@ -98,13 +98,13 @@ func checkAnswer(t *testing.T, impossible, nothing bool, err error, want string)
 func TestDecisionsAreFinal(t *testing.T) {
 	for _, e := range events() {
 		for _, s := range []SourceState{Back, End} {
-			if next, _, _ := (Source{s}).HandleEvent(e); next.State != s {
-				t.Errorf("%q leads the source from %q to %q", e, s, next.State)
+			if next, _, _ := s.HandleEvent(e); next != s {
+				t.Errorf("%q leads the source from %q to %q", e, s, next)
 			}
 		}
 		for _, d := range []DestinationState{Go, Dropped} {
-			if next, _, _ := (Destination{d}).HandleEvent(e); next.State != d {
-				t.Errorf("%q leads the destination from %q to %q", e, d, next.State)
+			if next, _, _ := d.HandleEvent(e); next != d {
+				t.Errorf("%q leads the destination from %q to %q", e, d, next)
 			}
 		}
 	}

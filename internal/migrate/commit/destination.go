@@ -11,25 +11,19 @@ const (
 	Dropped   DestinationState = "dropped"   // the copy here is ended
 )
 
-// Destination is the destination's side of one migration.
-type Destination struct {
-	State DestinationState `json:"state"`
-}
-
 // HandleEvent answers an event. The next state must be on disk before the first action is begun. For a
 // destination that has promised, many events change nothing and ask for nothing.
-func (d Destination) HandleEvent(e Event) (next Destination, do []Action, err error) {
-	state, possible := d.decide(e)
+func (d DestinationState) HandleEvent(e Event) (next DestinationState, do []Action, err error) {
+	next, possible := d.decide(e)
 	if !possible {
-		return d, nil, &ImpossibleError{Side: "destination", State: string(d.State), Event: e}
+		return d, nil, &ImpossibleError{Side: "destination", State: string(d), Event: e}
 	}
-	next = Destination{state}
 	return next, next.actions(e), nil
 }
 
 // decide returns the next state, and whether the event can happen.
-func (d Destination) decide(e Event) (next DestinationState, possible bool) {
-	switch d.State {
+func (d DestinationState) decide(e Event) (next DestinationState, possible bool) {
+	switch d {
 	case Receiving:
 		switch e {
 		case Complete:
@@ -58,22 +52,22 @@ func (d Destination) decide(e Event) (next DestinationState, possible bool) {
 			return Dropped, true
 		}
 	}
-	return d.State, false
+	return d, false
 }
 
 // actions returns what a state asks for. The source is told only what has been done.
-func (d Destination) actions(e Event) []Action {
+func (d DestinationState) actions(e Event) []Action {
 	tell := e == Commit || e == Abort || e == Complete || e == Failed // else nobody listens
 	switch {
-	case d.State == Promised && e == Complete:
+	case d == Promised && e == Complete:
 		return []Action{SayReady}
-	case d.State == Go && tell:
+	case d == Go && tell:
 		return []Action{LetRun, SayRunning, Close}
-	case d.State == Go:
+	case d == Go:
 		return []Action{LetRun, Close}
-	case d.State == Dropped && tell:
+	case d == Dropped && tell:
 		return []Action{KillCopy, SayEnded, Close}
-	case d.State == Dropped:
+	case d == Dropped:
 		return []Action{KillCopy, Close}
 	}
 	return nil

@@ -21,12 +21,12 @@ type answer []any
 func built() protocol {
 	return protocol{
 		source: func(s SourceState, e Event) (answer, error) {
-			next, do, err := Source{s}.HandleEvent(e)
-			return answerOf(next.State, next.State != s, do), err
+			next, do, err := s.HandleEvent(e)
+			return answerOf(next, next != s, do), err
 		},
 		destination: func(d DestinationState, e Event) (answer, error) {
-			next, do, err := Destination{d}.HandleEvent(e)
-			return answerOf(next.State, next.State != d, do), err
+			next, do, err := d.HandleEvent(e)
+			return answerOf(next, next != d, do), err
 		},
 	}
 }

@@ -10,27 +10,22 @@ const (
 	End       SourceState = "end"       // the job goes on there, and the copy here is ended: the commit point
 )
 
-// Source is the source's side of one migration.
-type Source struct {
-	State SourceState `json:"state"`
-}
-
 // HandleEvent answers an event. The next state must be on disk before the first action is begun.
-func (s Source) HandleEvent(e Event) (next Source, do []Action, err error) {
-	next = Source{s.decide(e)}
+func (s SourceState) HandleEvent(e Event) (next SourceState, do []Action, err error) {
+	next = s.decide(e)
 	do = next.actions(e)
 	if do == nil {
-		return s, nil, &ImpossibleError{Side: "source", State: string(s.State), Event: e}
+		return s, nil, &ImpossibleError{Side: "source", State: string(s), Event: e}
 	}
 	return next, do, nil
 }
 
 // decide returns the next state. Of what can happen to a source that is undecided, only ready
 // leads to End.
-func (s Source) decide(e Event) SourceState {
+func (s SourceState) decide(e Event) SourceState {
 	switch {
-	case s.State != Undecided:
-		return s.State
+	case s != Undecided:
+		return s
 	case e == Ready:
 		return End
 	}
@@ -40,8 +35,8 @@ func (s Source) decide(e Event) SourceState {
 // actions returns what a decision asks for, nil if the event cannot happen. The copy comes first:
 // it may have been stopped, or left alive, by a program that did not know of the decision or was
 // killed after it.
-func (s Source) actions(e Event) []Action {
-	switch s.State {
+func (s SourceState) actions(e Event) []Action {
+	switch s {
 	case Back:
 		switch e {
 		case Ready, Failed, ControlLost, Recover:

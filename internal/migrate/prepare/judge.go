@@ -115,19 +115,15 @@ func gpuFindings(ctx context.Context, host inspect.Host, j *Job) preflight.Findi
 	plan, err := host.PlanRestore(ctx, driver, *manifest)
 	var findings preflight.Findings
 	for i, a := range plan.Assignments {
-		findings = append(findings, preflight.Finding{
-			Name: preflight.FindingGPUMap, Severity: preflight.SeverityOK,
-			Message: fmt.Sprintf("GPU %d of the job (%s, %s, %s) goes to %s, %s: %v", i, a.From.Model, a.From.PCIBusID, size(j.heldOn(a.From.UUID)), a.To.UUID, a.To.PCIBusID, a.Reason),
-		})
+		findings = append(findings, preflight.Fine(preflight.FindingGPUMap, fmt.Sprintf("GPU %d of the job (%s, %s, %s) goes to %s, %s: %v",
+			i, a.From.Model, a.From.PCIBusID, size(j.heldOn(a.From.UUID)), a.To.UUID, a.To.PCIBusID, a.Reason)))
 	}
 	var version *inspect.DriverVersionError
 	switch {
 	case errors.As(err, &version):
-		findings = append(findings, preflight.Finding{
-			Name: preflight.FindingDriverVersion, Severity: preflight.SeverityError,
-			Message: fmt.Sprintf("the job runs with driver %s, but this host has %s", version.Image, version.Host),
-			Remedy:  "move it to a host with driver " + version.Image + ": the driver's own state moves with the job, so both must be the same version",
-		})
+		findings = append(findings, preflight.New(preflight.FindingDriverVersion,
+			fmt.Sprintf("the job runs with driver %s, but this host has %s", version.Image, version.Host),
+			"move it to a host with driver "+version.Image+": the driver's own state moves with the job, so both must be the same version"))
 	case err != nil:
 		findings = append(findings, inspect.PlanFinding(err))
 	}
@@ -150,31 +146,32 @@ const clockTolerance = time.Minute
 // hostFindings compare two machines.
 func hostFindings(j *Job, here Host) preflight.Findings {
 	var findings preflight.Findings
-	add := func(name string, severity preflight.Severity, message, remedy string) {
-		findings = append(findings, preflight.Finding{Name: name, Severity: severity, Message: message, Remedy: remedy})
-	}
+	add := func(f preflight.Finding) { findings = append(findings, f) }
 	there := j.Host
 	if here.Architecture != there.Architecture {
-		add(preflight.FindingArchitecture, preflight.SeverityError, fmt.Sprintf("the job runs on %s, but this host is %s", there.Architecture, here.Architecture), "move it to a host of the same architecture")
-		return findings
+		message := fmt.Sprintf("the job runs on %s, but this host is %s", there.Architecture, here.Architecture)
+		return preflight.Findings{preflight.New(preflight.FindingArchitecture, message, "move it to a host of the same architecture")}
 	}
 	lacks := slices.DeleteFunc(slices.Clone(there.CPU.Features), func(name string) bool { return slices.Contains(here.CPU.Features, name) })
 	if len(lacks) > 0 {
-		add(preflight.FindingCPU, preflight.SeverityError,
+		add(preflight.New(preflight.FindingCPU,
 			fmt.Sprintf("this host's processor (%s) lacks features of the job's (%s): %s", here.CPU.Model, there.CPU.Model, strings.Join(lacks, ", ")),
-			"programs select code for the processor when they start, and die with SIGILL on one that lacks its features: move the job to a host with such a processor, or force this if the job uses none of them")
+			"programs select code for the processor when they start, and die with SIGILL on one that lacks its features: "+
+				"move the job to a host with such a processor, or force this if the job uses none of them"))
 	} else {
-		add(preflight.FindingCPU, preflight.SeverityOK, here.CPU.Model+" has all features of the job's processor", "")
+		add(preflight.Fine(preflight.FindingCPU, here.CPU.Model+" has all features of the job's processor"))
 	}
 	if older(here.Kernel, there.Kernel) {
-		add(preflight.FindingKernel, preflight.SeverityWarning, fmt.Sprintf("this host's kernel %s is older than the job's, %s", here.Kernel, there.Kernel), "a program may use features that only the newer kernel has")
+		add(preflight.Warning(preflight.FindingKernel, fmt.Sprintf("this host's kernel %s is older than the job's, %s", here.Kernel, there.Kernel),
+			"a program may use features that only the newer kernel has"))
 	}
 	if older(here.Criu, there.Criu) {
-		add(preflight.FindingCriuVersion, preflight.SeverityError, fmt.Sprintf("CRIU %s is older than the one that would make the image, %s", here.Criu, there.Criu), "install the same CRIU here")
+		add(preflight.New(preflight.FindingCriuVersion,
+			fmt.Sprintf("CRIU %s is older than the one that would make the image, %s", here.Criu, there.Criu), "install the same CRIU here"))
 	}
 	if jump := here.Monotonic - there.Monotonic; !j.Own.Time && here.BootID != there.BootID && jump.Abs() > clockTolerance {
-		add(preflight.FindingClock, preflight.SeverityWarning, fmt.Sprintf("the job's monotonic clock jumps by %v", jump.Round(time.Second)),
-			"a program that waits for a point in time on this clock may wait too long, or not at all: jobs of cucriu run have their own clocks")
+		add(preflight.Warning(preflight.FindingClock, fmt.Sprintf("the job's monotonic clock jumps by %v", jump.Round(time.Second)),
+			"a program that waits for a point in time on this clock may wait too long, or not at all: jobs of cucriu run have their own clocks"))
 	}
 	return findings
 }
@@ -191,11 +188,8 @@ func featureFindings(ctx context.Context, j *Job, criu string) preflight.Finding
 	var findings preflight.Findings
 	for _, feature := range j.Features {
 		if !criuutil.HasFeature(ctx, criu, feature) {
-			findings = append(findings, preflight.Finding{
-				Name: preflight.FindingCriuFeature, Severity: preflight.SeverityError,
-				Message: "criu check --feature " + feature + " fails on this host, but the job needs it",
-				Remedy:  "install the same criu and kernel as on the job's host",
-			})
+			message := "criu check --feature " + feature + " fails on this host, but the job needs it"
+			findings = append(findings, preflight.New(preflight.FindingCriuFeature, message, "install the same criu and kernel as on the job's host"))
 		}
 	}
 	return findings
@@ -203,9 +197,8 @@ func featureFindings(ctx context.Context, j *Job, criu string) preflight.Finding
 
 // pidFindings look whether the job can have its pids.
 func pidFindings(ctx context.Context, j *Job) (preflight.Findings, error) {
-	ok := preflight.Finding{Name: preflight.FindingPIDTaken, Severity: preflight.SeverityOK, Message: "the job has a pid namespace of its own"}
 	if j.Own.PID {
-		return preflight.Findings{ok}, nil
+		return preflight.Findings{preflight.Fine(preflight.FindingPIDTaken, "the job has a pid namespace of its own")}, nil
 	}
 	const remedy = "end that process, or wait until it has ended; a job of cucriu run has pids of its own"
 	findings, err := inspect.TakenPIDs(ctx, j.Numbers, func(string) {})
@@ -224,15 +217,12 @@ func pidFindings(ctx context.Context, j *Job) (preflight.Findings, error) {
 		return nil, fmt.Errorf("pid_max: %w", err)
 	}
 	if highest := slices.Max(append(slices.Clone(j.Numbers), 0)); highest >= most {
-		findings = append(findings, preflight.Finding{
-			Name: preflight.FindingPIDTaken, Severity: preflight.SeverityError,
-			Message: fmt.Sprintf("the job has the pid %d, but this host's pids end at %d", highest, most-1),
-			Remedy:  fmt.Sprintf("sysctl kernel.pid_max=%d", maxPID),
-		})
+		message := fmt.Sprintf("the job has the pid %d, but this host's pids end at %d", highest, most-1)
+		findings = append(findings, preflight.New(preflight.FindingPIDTaken, message, fmt.Sprintf("sysctl kernel.pid_max=%d", maxPID)))
 	}
 	if len(findings) == 0 {
-		ok.Message = fmt.Sprintf("the %d numbers of its processes and threads are free", len(j.Numbers))
-		findings = preflight.Findings{ok}
+		message := fmt.Sprintf("the %d numbers of its processes and threads are free", len(j.Numbers))
+		findings = preflight.Findings{preflight.Fine(preflight.FindingPIDTaken, message)}
 	}
 	return findings, nil
 }

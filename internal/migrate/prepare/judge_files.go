@@ -263,7 +263,7 @@ func (l *fileLook) findings() preflight.Findings {
 	if len(l.copies) > 0 {
 		message += fmt.Sprintf("; %d are copied, %s", len(l.copies), size(l.copied))
 	}
-	findings := preflight.Findings{{Name: preflight.FindingFiles, Severity: preflight.SeverityOK, Message: message}}
+	findings := preflight.Findings{preflight.Fine(preflight.FindingFiles, message)}
 	for _, severity := range []preflight.Severity{preflight.SeverityWarning, preflight.SeverityError} {
 		problems := l.problems[severity]
 		if more := l.more[severity]; more > 0 {
@@ -276,11 +276,9 @@ func (l *fileLook) findings() preflight.Findings {
 		for _, m := range l.job.Mounts[:min(maxNamed, len(l.job.Mounts))] {
 			paths = append(paths, m.Path)
 		}
-		findings = append(findings, preflight.Finding{
-			Name: preflight.FindingMounts, Severity: preflight.SeverityWarning,
-			Message: fmt.Sprintf("the job has %s that its host does not have (%s): %s below are not checked here", units.Count(len(l.job.Mounts), "mount"), strings.Join(paths, ", "), units.Count(l.inMount, "file")),
-			Remedy:  "make the same mounts for the job on this host",
-		})
+		message := fmt.Sprintf("the job has %s that its host does not have (%s): %s below are not checked here",
+			units.Count(len(l.job.Mounts), "mount"), strings.Join(paths, ", "), units.Count(l.inMount, "file"))
+		findings = append(findings, preflight.New(preflight.FindingMounts, message, "make the same mounts for the job on this host"))
 	}
 	return findings
 }

@@ -70,7 +70,7 @@ func roomFindings(j *Job, dir string, end direction, images uint64) (preflight.F
 	if inMemory {
 		what += fmt.Sprintf(", %s for the image, which %s keeps in memory", size(image), dir)
 	}
-	f := preflight.Finding{Name: preflight.FindingHostMemory, Severity: preflight.SeverityOK, Message: fmt.Sprintf("%s; %s are available", what, size(available))}
+	f := preflight.Fine(preflight.FindingHostMemory, fmt.Sprintf("%s; %s are available", what, size(available)))
 	if need > available {
 		f.Severity, f.Remedy = preflight.SeverityError, "free "+size(need-available)
 		if inMemory {
@@ -80,11 +80,9 @@ func roomFindings(j *Job, dir string, end direction, images uint64) (preflight.F
 	findings := preflight.Findings{f}
 	free := stat.Bfree * uint64(stat.Bsize)
 	if stat.Blocks > 0 && image > free { // some file systems do not say how large they are
-		findings = append(findings, preflight.Finding{
-			Name: preflight.FindingDiskSpace, Severity: preflight.SeverityError,
-			Message: fmt.Sprintf("the image takes at least %s, but the file system of %s has %s free", size(image), dir, size(free)),
-			Remedy:  fmt.Sprintf("free %s on it, or name a directory on another file system", size(image-free)),
-		})
+		message := fmt.Sprintf("the image takes at least %s, but the file system of %s has %s free", size(image), dir, size(free))
+		findings = append(findings, preflight.New(preflight.FindingDiskSpace, message,
+			fmt.Sprintf("free %s on it, or name a directory on another file system", size(image-free))))
 	}
 	if end == leaving {
 		return findings, nil // a dump looks at the control groups of the job
@@ -92,11 +90,10 @@ func roomFindings(j *Job, dir string, end direction, images uint64) (preflight.F
 	groups, err := system.MemoryGroups(os.Getpid())
 	for _, group := range groups {
 		if need > group.Room() {
-			findings = append(findings, preflight.Finding{
-				Name: preflight.FindingMemoryCgroup, Severity: preflight.SeverityError,
-				Message: fmt.Sprintf("%s, but the control group %s of the receiver has %s left of its limit of %s", what, group.Dir, size(group.Room()), size(group.Limit)),
-				Remedy:  fmt.Sprintf("raise its %s by %s", group.LimitFile(), size(need-group.Room())),
-			})
+			message := fmt.Sprintf("%s, but the control group %s of the receiver has %s left of its limit of %s",
+				what, group.Dir, size(group.Room()), size(group.Limit))
+			findings = append(findings, preflight.New(preflight.FindingMemoryCgroup, message,
+				fmt.Sprintf("raise its %s by %s", group.LimitFile(), size(need-group.Room()))))
 		}
 	}
 	return findings, err

@@ -30,10 +30,8 @@ func surroundingsFindings(j *Job) (preflight.Findings, error) {
 			return nil, err
 		}
 		if most := strings.TrimSpace(string(data)); most == "" || most == "0" {
-			findings = append(findings, preflight.Finding{
-				Name: preflight.FindingUserNamespace, Severity: preflight.SeverityError, Message: "the job is in a user namespace, which this host does not allow",
-				Remedy: "sysctl user.max_user_namespaces=10000",
-			})
+			const message = "the job is in a user namespace, which this host does not allow"
+			findings = append(findings, preflight.New(preflight.FindingUserNamespace, message, "sysctl user.max_user_namespaces=10000"))
 		}
 	}
 	if j.Cgroup == "" {
@@ -44,10 +42,8 @@ func surroundingsFindings(j *Job) (preflight.Findings, error) {
 		return nil, err
 	}
 	if !there {
-		findings = append(findings, preflight.Finding{
-			Name: preflight.FindingCgroup, Severity: preflight.SeverityWarning, Message: "the job's control group " + j.Cgroup + " does not exist here",
-			Remedy: "the job will run in the receiver's, with other limits: create the group first if that matters",
-		})
+		findings = append(findings, preflight.New(preflight.FindingCgroup, "the job's control group "+j.Cgroup+" does not exist here",
+			"the job will run in the receiver's, with other limits: create the group first if that matters"))
 	}
 	return findings, nil
 }

@@ -40,9 +40,8 @@ func connectionFindings(j *Job, tcp TCP) preflight.Findings {
 		if len(j.Connections) == 0 {
 			return nil
 		}
-		return preflight.Findings{{
-			Name: preflight.FindingTCP, Severity: preflight.SeverityOK, Message: fmt.Sprintf("the job has %d ends of TCP connections, all of them internal", len(j.Connections)),
-		}}
+		message := fmt.Sprintf("the job has %d ends of TCP connections, all of them internal", len(j.Connections))
+		return preflight.Findings{preflight.Fine(preflight.FindingTCP, message)}
 	}
 	f := preflight.Finding{
 		Name: preflight.FindingTCP, Severity: preflight.SeverityError, PID: first.PID, Process: j.nameOf(first.PID),
