@@ -198,6 +198,8 @@ func StatusOf(s *journal.Session) Status {
 	if isPublished(s) {
 		status.ImageDir = s.CommittedDir
 		status.Message = strings.ReplaceAll(s.Message, s.ImageDir, s.CommittedDir)
+	} else if s.CommittedDir != "" && s.Outcome == journal.OutcomeRunning { // the dump failed and left nothing
+		status.ImageDir = s.CommittedDir
 	}
 	if s.Kind == journal.KindDump && s.Held() && s.Message == "" {
 		status.Message = fmt.Sprintf("on its way to %s, and stopped until it is decided where it will run (migration %s)", s.Hold.Peer, s.Hold.ID)
