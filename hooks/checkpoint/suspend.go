@@ -338,7 +338,7 @@ func sessionOfProcess(runDir string, pid int) (*journal.Session, error) {
 		return nil, err
 	}
 	if len(findings) > 0 && findings[0].Name != preflight.FindingZombie { // the session of a zombie may have others
-		f := findings[0]
+		f := explainGone(runDir, findings)[0]
 		return nil, fmt.Errorf("%s %s: %s", f.Subject(), f.Message, f.Remedy)
 	}
 	id, err := proc.IdentOf(pid)

@@ -204,6 +204,9 @@ func StatusOf(s *journal.Session) Status {
 	if s.Kind == journal.KindDump && s.Held() && s.Message == "" {
 		status.Message = fmt.Sprintf("on its way to %s, and stopped until it is decided where it will run (migration %s)", s.Hold.Peer, s.Hold.ID)
 	}
+	if s.Suspended() && len(s.Members) > 0 && len(OutcomeOf(s.Members).Alive) == 0 {
+		status.Message = "ended while suspended; cucriu recover closes the session"
+	}
 	if s.Root != nil {
 		status.RootPID = s.Root.PID
 	}
