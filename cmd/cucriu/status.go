@@ -34,8 +34,9 @@ func statusCommand() *cobra.Command {
 	var uuids, all bool
 	var dir string
 	cmd := &cobra.Command{
-		Use:   "status",
-		Short: "Show the CUDA processes of this host, its long jobs, and what became of its dumps and restores",
+		Use:        "status",
+		SuggestFor: []string{"ps"},
+		Short:      "Show the CUDA processes of this host, its long jobs, and what became of its dumps and restores",
 		Long: `Show the CUDA processes of this host, its long jobs, its dumps and restores, and
 what became of them.
 
