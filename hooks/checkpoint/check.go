@@ -77,7 +77,7 @@ func explainGone(runDir string, findings preflight.Findings) preflight.Findings 
 		if s.Criu.Elsewhere() || status.RootPID != f.PID && !slices.Contains(status.PIDs(), f.PID) {
 			continue
 		}
-		at := s.Created.Local().Format(time.TimeOnly)
+		at := s.Created.Local().Format(time.DateTime)
 		switch {
 		case s.Suspended():
 			f.Message, f.Remedy = "has ended while suspended (since "+at+"), and its GPU state is lost with it", "cucriu recover closes the session"
