@@ -344,8 +344,9 @@ func namesOf(all []store.Checkpoint, err error) ([]string, error) {
 func jobsRemoveCommand() *cobra.Command {
 	var yes, keepOutput bool
 	cmd := &cobra.Command{
-		Use:   "rm DIR|NAME [--yes]",
-		Short: "Remove a long job that does not run: its checkpoints, output and records",
+		Use:        "rm DIR|NAME [--yes]",
+		SuggestFor: []string{"remove", "delete"},
+		Short:      "Remove a long job that does not run: its checkpoints, output and records",
 		Long: `
 A job is not removed if it runs here, with or without a supervisor, if another host
 owns it, or if its move to another host is not over. What is in its directory and not

@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"slices"
 	"strconv"
 	"time"
 
@@ -107,13 +108,21 @@ func unlockCommand() *cobra.Command {
 		Example: "  cucriu unlock -p 4711",
 		Args:    noArguments,
 		RunE: withHook(func(cmd *cobra.Command, hook *hooks.Hook, _ []string) error {
-			err := atSignal(cmd, say, "an unlock that has begun is not interrupted", func() error { return checkpoint.Unlock(cmd.Context(), hook, pids) })
+			var locked []int
+			err := atSignal(cmd, say, "an unlock that has begun is not interrupted", func() (err error) {
+				locked, err = checkpoint.Unlock(cmd.Context(), hook, pids)
+				return err
+			})
 			if err != nil {
 				return err
 			}
 			return warned(show(cmd, changed{pids, cudackpt.StateRunning.String()}, func(out io.Writer) {
 				for _, pid := range pids {
-					fmt.Fprintf(out, "process %d is unlocked\n", pid)
+					what := "was not locked"
+					if slices.Contains(locked, pid) {
+						what = "is unlocked"
+					}
+					fmt.Fprintf(out, "process %d %s\n", pid, what)
 				}
 			}))
 		}),

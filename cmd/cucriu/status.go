@@ -34,8 +34,9 @@ func statusCommand() *cobra.Command {
 	var uuids, all bool
 	var dir string
 	cmd := &cobra.Command{
-		Use:   "status",
-		Short: "Show the CUDA processes of this host, its long jobs, and what became of its dumps and restores",
+		Use:        "status",
+		SuggestFor: []string{"ps"},
+		Short:      "Show the CUDA processes of this host, its long jobs, and what became of its dumps and restores",
 		Long: `Show the CUDA processes of this host, its long jobs, its dumps and restores, and
 what became of them.
 
@@ -234,7 +235,7 @@ func (r statusReport) verdict(dir string) error {
 	case refusal.Last.After(last.Begun):
 		return preflight.AsRefusal(fmt.Errorf("the last %s was refused, %s: %s", refusal.Kind, refusal.Last.Local().Format(time.DateTime), refusal.Text()))
 	case last.Session == "":
-		return preflight.AsRefusal(fmt.Errorf("this host has no record of a dump into %s or a restore from it (no record is kept of jobs without CUDA)", dir))
+		return preflight.AsRefusal(fmt.Errorf("no dump into %s or restore from it is known here: it was never begun, or cancelled, or the job had no CUDA", dir))
 	case last.Outcome == "":
 		return fmt.Errorf("%s: %w: it is at step %s", last.Session, hooks.ErrNotBack, last.Step)
 	case last.Kind == journal.KindDump && last.Step == journal.StepDumped, last.Kind == journal.KindRestore && last.Outcome == journal.OutcomeRunning,

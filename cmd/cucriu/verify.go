@@ -9,6 +9,8 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"cucriu/hooks/preflight"
+	"cucriu/internal/fault"
 	"cucriu/internal/inspect"
 	"cucriu/internal/jobs/store"
 	"cucriu/internal/units"
@@ -53,6 +55,9 @@ if there is no image.`,
 			}
 			v := verification{Dir: dir, Whole: err == nil, Bytes: done.Load()}
 			if err != nil {
+				if !errors.As(err, new(*fault.Explained)) {
+					err = fmt.Errorf("%w: %s", err, preflight.New(preflight.FindingImage, "", "").Remedy)
+				}
 				err = fmt.Errorf("%s: %w", dir, err)
 				v.Error = err.Error()
 			}

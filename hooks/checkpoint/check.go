@@ -8,6 +8,7 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"time"
 
 	"github.com/checkpoint-restore/go-criu/v7/rpc"
 	"golang.org/x/sys/unix"
@@ -17,6 +18,8 @@ import (
 	"cucriu/internal/criuimage"
 	"cucriu/internal/image"
 	"cucriu/internal/inspect"
+	"cucriu/internal/journal"
+	"cucriu/internal/session"
 )
 
 // CheckDump finds the reasons for which [Dump] would refuse to dump the tree below root, and what else
@@ -57,9 +60,33 @@ func refuseDump(hook *hooks.Hook, root int, dir string) error {
 func rootFindings(hook *hooks.Hook, root int) (preflight.Findings, error) {
 	findings, err := inspect.RootFindings(root)
 	if err != nil || findings.Err() != nil {
-		return findings, err
+		return explainGone(hook.Filled().Config.RunDir, findings), err
 	}
 	return hook.SessionFindings(root)
+}
+
+// explainGone has the finding about a process that does not exist say how it ended, if a session knows.
+func explainGone(runDir string, findings preflight.Findings) preflight.Findings {
+	if len(findings) == 0 || findings[0].Name != preflight.FindingNoProcess || findings[0].Process != "" {
+		return findings
+	}
+	f := &findings[0]
+	all, _ := journal.List(runDir) // without them it is still a process that does not exist
+	for _, s := range slices.Backward(all) {
+		status := session.StatusOf(s)
+		if s.Criu.Elsewhere() || status.RootPID != f.PID && !slices.Contains(status.PIDs(), f.PID) {
+			continue
+		}
+		at := s.Created.Local().Format(time.DateTime)
+		switch {
+		case s.Suspended():
+			f.Message, f.Remedy = "has ended while suspended (since "+at+"), and its GPU state is lost with it", "cucriu recover closes the session"
+		case s.Outcome == journal.OutcomeDumped:
+			f.Message, f.Remedy = "has ended: it was dumped at "+at, "cucriu restore -D "+status.ImageDir
+		}
+		break
+	}
+	return findings
 }
 
 // CheckRestore finds the reasons for which [Restore] would refuse the image in dir, and what else there

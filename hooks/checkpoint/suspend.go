@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"os"
 	"slices"
+	"sync"
 	"sync/atomic"
 
 	"cucriu/cudackpt"
@@ -307,28 +308,36 @@ func Lock(ctx context.Context, hook *hooks.Hook, pids []int) error {
 	return nil
 }
 
-// Unlock unlocks processes. One that runs is left as it is, and one that was stopped stays stopped.
-func Unlock(ctx context.Context, hook *hooks.Hook, pids []int) error {
+// Unlock unlocks processes, and returns those that were locked. One that runs is left as it is, and one
+// that was stopped stays stopped.
+func Unlock(ctx context.Context, hook *hooks.Hook, pids []int) (locked []int, err error) {
 	hook = hook.Filled()
 	d := &engine.Suspension{Env: hook}
 	defer d.Close()
 	if err := take(ctx, d, pids); err != nil {
-		return preflight.AsRefusal(err)
+		return nil, preflight.AsRefusal(err)
 	}
 	asking, cancel := context.WithTimeout(ctx, hook.Config.Lock.Timeout)
 	defer cancel()
 	// A process that is checkpointed must not run, not even under trace.
-	err := engine.StatesOf(asking, d.Targets, func(t *engine.Target, state cudackpt.State) error {
-		if state == cudackpt.StateRunning || state == cudackpt.StateLocked {
+	var noting sync.Mutex
+	err = engine.StatesOf(asking, d.Targets, func(t *engine.Target, state cudackpt.State) error {
+		switch state {
+		case cudackpt.StateLocked:
+			noting.Lock()
+			defer noting.Unlock()
+			locked = append(locked, t.PID)
+			return nil
+		case cudackpt.StateRunning:
 			return nil
 		}
 		return fmt.Errorf("process %d (%s) is %v, not locked: %s", t.PID, t.Member.Name, state, inspect.StateRemedy(t.PID, state))
 	})
 	if err != nil {
-		return preflight.AsRefusal(err)
+		return nil, preflight.AsRefusal(err)
 	}
 	// It is not given up half way. After an error they are locked as before.
-	return d.UnlockAll(context.WithoutCancel(ctx), hook.Config.Lock.Timeout)
+	return locked, d.UnlockAll(context.WithoutCancel(ctx), hook.Config.Lock.Timeout)
 }
 
 // sessionOfProcess finds the open session that a process is in, nil if there is none.
@@ -338,7 +347,7 @@ func sessionOfProcess(runDir string, pid int) (*journal.Session, error) {
 		return nil, err
 	}
 	if len(findings) > 0 && findings[0].Name != preflight.FindingZombie { // the session of a zombie may have others
-		f := findings[0]
+		f := explainGone(runDir, findings)[0]
 		return nil, fmt.Errorf("%s %s: %s", f.Subject(), f.Message, f.Remedy)
 	}
 	id, err := proc.IdentOf(pid)

@@ -18,7 +18,7 @@ func TestAZeroHookHasTheDefaults(t *testing.T) {
 	for name, call := range map[string]func() error{
 		"Run":     func() error { return stages.Run(t.Context(), &h, stages.Stage{}) },
 		"Lock":    func() error { return Lock(t.Context(), &h, nobody) },
-		"Unlock":  func() error { return Unlock(t.Context(), &h, nobody) },
+		"Unlock":  func() error { _, err := Unlock(t.Context(), &h, nobody); return err },
 		"Suspend": func() error { _, err := Suspend(t.Context(), &h, nobody); return err },
 		"Resume":  func() error { _, err := Resume(t.Context(), &h, nobody, false); return err },
 		"States":  func() error { _, err := States(t.Context(), &h, nobody); return err },

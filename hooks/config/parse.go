@@ -69,7 +69,7 @@ func (p *parser) document(data []byte) error {
 	var document, second yaml.Node
 	switch err := decoder.Decode(&document); {
 	case err != nil && !errors.Is(err, io.EOF):
-		return p.syntax(err)
+		return p.syntax(data, err)
 	case err != nil || len(document.Content) != 1 || isNull(document.Content[0]):
 		return p.refuse(0, "", "the file is empty", versionRemedy)
 	}
@@ -77,7 +77,7 @@ func (p *parser) document(data []byte) error {
 	case err == nil:
 		return p.refuse(second.Line, "", "a second document begins here", "remove it and the --- before it: one file holds one configuration")
 	case !errors.Is(err, io.EOF):
-		return p.syntax(err)
+		return p.syntax(data, err)
 	}
 	// A later version may have fields that are unknown here.
 	var head struct{ Version yaml.Node }
@@ -336,8 +336,13 @@ var syntaxError = regexp.MustCompile(`(?s)^(?:yaml: )?(?:line (\d+): )?(.*)$`)
 
 // syntax adds the line to yaml.v3's message. It can be the line before the fault: yaml.v3's
 // parser counts lines from 0, its scanner from 1.
-func (p *parser) syntax(err error) error {
+func (p *parser) syntax(data []byte, err error) error {
 	m := syntaxError.FindStringSubmatch(err.Error())
 	line, _ := strconv.Atoi(m[1]) // 0 if there is none
+	for i, text := range strings.Split(string(data), "\n") {
+		if (i+1 == line || i == line) && strings.HasPrefix(strings.TrimLeft(text, " "), "\t") {
+			return p.refuse(i+1, "", "this line begins with a tab", "YAML takes spaces only")
+		}
+	}
 	return p.refuse(line, "", "this is not YAML: "+m[2], "look at this line and those after it: indentation, brackets, quotes")
 }

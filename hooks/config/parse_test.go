@@ -135,6 +135,7 @@ func TestParseRefuses(t *testing.T) {
 		{"another version", "# new\nversion: 2\n", 2, []string{`version "2"`}},
 		{"a list", "- version: 1\n", 1, []string{"found a list"}},
 		{"a text", "version\n", 1, []string{`found the value "version"`}},
+		{"a tab", "version: 1\nlog:\n\tlevel: info\n", 3, []string{"begins with a tab", "spaces only"}},
 		{"no YAML", "version: 1\nlog: {level: info\n", 1, []string{"not YAML"}},
 		{"a second document", "version: 1\n---\nversion: 1\n", 2, []string{"second document"}},
 		{"an empty second document", "version: 1\n---\n", 2, []string{"second document"}},

@@ -8,6 +8,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"cucriu/cudackpt"
+	"cucriu/hooks/preflight"
 	"cucriu/internal/inject"
 	"cucriu/internal/journal"
 	"cucriu/internal/pages"
@@ -50,6 +51,9 @@ func isCheckpointed(ctx context.Context, t *Target) (bool, error) {
 // memory from then on.
 func (b *wayBack) fill(ctx context.Context, t *Target) error {
 	if err := b.fillIn(ctx, t); err != nil {
+		if b.Kind == journal.KindRestore && errors.Is(err, pages.ErrDamaged) {
+			err = fmt.Errorf("%w: %s", err, preflight.New(preflight.FindingImage, "", "").Remedy)
+		}
 		return fmt.Errorf("the GPU state of process %d (%s): %w", t.PID, t.Member.Name, err)
 	}
 	b.Update(func() { t.Member.Pages.Dropped = false })

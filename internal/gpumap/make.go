@@ -54,13 +54,13 @@ func (m *maker) check(rules []Rule) error {
 	for _, set := range []struct {
 		name string
 		gpus []cudackpt.GPU
-	}{{"captured", m.captured}, {"visible", m.visible}} {
+	}{{"that the job saw", m.captured}, {"here", m.visible}} {
 		for i, gpu := range set.gpus {
 			if gpu.UUID.IsZero() {
-				return refuse(remedy, "a %s GPU has no UUID: %s", set.name, describe(gpu))
+				return refuse(remedy, "a GPU %s has no UUID: %s", set.name, describe(gpu))
 			}
 			if slices.Contains(UUIDsOf(set.gpus[:i]), gpu.UUID) {
-				return refuse(remedy, "%s is listed twice among the %s GPUs", describe(gpu), set.name)
+				return refuse(remedy, "%s is listed twice among the GPUs %s", describe(gpu), set.name)
 			}
 		}
 	}
@@ -72,15 +72,15 @@ func (m *maker) check(rules []Rule) error {
 	if len(m.visible) >= len(m.captured) {
 		return nil
 	}
-	return refuse("make more device nodes (/dev/nvidiaN) visible to the restored processes, or restore on a host with as many GPUs",
-		"the driver needs at least as many GPUs as were captured, used or not: %d were captured (%s), %d are visible (%s)",
-		len(m.captured), describeAll(m.captured), len(m.visible), describeAll(m.visible))
+	return refuse(fmt.Sprintf("use a host with %d, or make more /dev/nvidiaN visible here", len(m.captured)),
+		"the job could see %s, and this host shows %d (GPUs that it did not use count)",
+		units.Count(len(m.captured), "GPU"), len(m.visible))
 }
 
 // obey places the GPUs that the user's rules name.
 func (m *maker) obey(rules []Rule) error {
 	for _, r := range rules {
-		from, err := one(r, r.From, m.captured, "captured")
+		from, err := one(r, r.From, m.captured, "that the job saw")
 		if err != nil {
 			return err
 		}
@@ -91,7 +91,7 @@ func (m *maker) obey(rules []Rule) error {
 			m.unused = append(m.unused, r)
 			continue
 		}
-		to, err := one(r, r.To, m.visible, "visible")
+		to, err := one(r, r.To, m.visible, "here")
 		if err != nil {
 			return err
 		}
@@ -102,13 +102,13 @@ func (m *maker) obey(rules []Rule) error {
 		}
 		now := m.visible[to]
 		if first := m.placed[from].Rule; first != nil {
-			return conflict(*first, r, "both map the captured GPU "+describe(old))
+			return conflict(*first, r, "both map the job's "+describe(old))
 		}
 		if holder := m.holder(now); holder != none {
-			return conflict(*m.placed[holder].Rule, r, "both map to the visible GPU "+describe(now))
+			return conflict(*m.placed[holder].Rule, r, "both map to "+describe(now))
 		}
 		if !sameModel(old, now) {
-			return refuse("name a GPU of the same model in the rule; visible: "+describeAll(m.visible),
+			return refuse("name a GPU of the same model in the rule; this host shows "+describeAll(m.visible),
 				"%v maps %s to %s, but the driver restores a GPU only onto one of the same model", r, describe(old), describe(now))
 		}
 		m.placed[from] = Assignment{From: old, To: now, Reason: ByRule, Rule: &r}
@@ -136,7 +136,7 @@ func one(r Rule, s Selector, set []cudackpt.GPU, name string) (int, error) {
 	for _, i := range found {
 		gpus = append(gpus, set[i])
 	}
-	return none, refuse("name the GPU by its UUID", "in %v, %v selects %d %s GPUs: %s", r, s, len(found), name, describeAll(gpus))
+	return none, refuse("name the GPU by its UUID", "in %v, %v selects %d GPUs %s: %s", r, s, len(found), name, describeAll(gpus))
 }
 
 func conflict(first, second Rule, what string) error {
@@ -150,8 +150,8 @@ func conflict(first, second Rule, what string) error {
 // as good as another. So no choice of an earlier pass or rule can rule out a map that exists.
 func (m *maker) fill(policy Policy) error {
 	if rest := m.unplaced(); policy != FillUnmapped && policy != "" && len(rest) > 0 {
-		return refuse("add a rule for each (captured are GPUs that the job could see, used or not), or set unmapped to fill",
-			"unmapped is set to error, and no rule names these captured GPUs: %s", describeAll(rest))
+		return refuse("add a rule for each, or set unmapped to fill",
+			"unmapped is set to error, and no rule names these GPUs, which the job could see, used or not: %s", describeAll(rest))
 	}
 	m.pass(Identity, func(old, now cudackpt.GPU) bool { return old.UUID == now.UUID })
 	m.pass(SamePCI, func(old, now cudackpt.GPU) bool { return samePCI(old.PCIBusID, now.PCIBusID) })

@@ -146,18 +146,18 @@ func TestMakeRefuses(t *testing.T) {
 	}{
 		{
 			name: "fewer visible", captured: set(gpuA, gpuB), visible: set(gpuB), rules: []Rule{move(gpuA, gpuB, 4)},
-			words: []string{"at least as many GPUs", gpuA.UUID.String(), gpuB.UUID.String(), "/dev/nvidiaN"},
+			words: []string{"the job could see 2 GPUs, and this host shows 1 (", "with 2", "/dev/nvidiaN"},
 		},
 		{
-			name: "none visible", captured: set(gpuA), words: []string{"0 are visible (none)"},
+			name: "none visible", captured: set(gpuA), words: []string{"could see 1 GPU,", "shows 0"},
 		},
 		{
 			name: "two old on one new", captured: set(gpuA, gpuB), visible: set(gpuA, gpuB, gpuC), rules: []Rule{move(gpuA, gpuC, 4), rule(byIndex(1), byPCI("81:00.0"), 7)},
-			words: []string{"line 4", "line 7", gpuC.UUID.String(), "both map to the visible GPU"},
+			words: []string{"line 4", "line 7", gpuC.UUID.String(), "both map to GPU-"},
 		},
 		{
 			name: "one old twice", captured: set(gpuA, gpuB), visible: set(gpuA, gpuB, gpuC), rules: []Rule{move(gpuA, gpuB, 4), rule(byPCI("41:00.0"), byIndex(2), 5)},
-			words: []string{"line 4", "line 5", gpuA.UUID.String(), "both map the captured GPU"},
+			words: []string{"line 4", "line 5", gpuA.UUID.String(), "both map the job's GPU-"},
 		},
 		{
 			name: "one old twice, in agreement", captured: set(gpuA), visible: set(gpuB), rules: []Rule{move(gpuA, gpuB, 4), move(gpuA, gpuB, 5)},
@@ -185,15 +185,15 @@ func TestMakeRefuses(t *testing.T) {
 		},
 		{
 			name: "a set with one GPU twice", captured: set(gpuA), visible: set(gpuB, gpuB),
-			words: []string{"twice", "visible", gpuB.UUID.String()},
+			words: []string{"twice", "GPUs here", gpuB.UUID.String()},
 		},
 		{
 			name: "a set with no UUID", captured: set(gpuNull), visible: set(gpuB),
-			words: []string{"captured", "no UUID"},
+			words: []string{"that the job saw", "no UUID"},
 		},
 		{
 			name: "an ambiguous address", captured: set(gpuA, otherY), visible: set(gpuB, gpuC), rules: []Rule{rule(byPCI("41:00.0"), byIndex(0), 4)},
-			words: []string{"line 4", "selects 2 captured GPUs", otherY.UUID.String()},
+			words: []string{"line 4", "selects 2 GPUs that the job saw", otherY.UUID.String()},
 		},
 		{
 			name: "a rule of two selectors", captured: set(gpuA), visible: set(gpuA), rules: []Rule{rule(bothSet, byIndex(0), 4)},

@@ -35,6 +35,9 @@ func ParseRule(text string) (Rule, error) {
 	if !isPair {
 		return Rule{}, errors.New("expected FROM=TO, such as 0=1")
 	}
+	if strings.Contains(text, ",") {
+		return Rule{}, errors.New("one pair each: --map 0=1 --map 1=0")
+	}
 	r := Rule{Required: true}
 	var err error
 	if r.From, err = parseSelector(from); err != nil {

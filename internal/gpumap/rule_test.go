@@ -47,6 +47,7 @@ func TestAPairIsReadFromTheCommandLine(t *testing.T) {
 		"0=":                          `to: "" is not an index, a UUID or a PCI address`,
 		"a=1":                         `from: "a" is not an index, a UUID or a PCI address`,
 		"-1=0":                        "from: index -1 is negative; positions count from 0",
+		"0=1,1=0":                     "one pair each: --map 0=1 --map 1=0",
 		"0=1=2":                       `to: "1=2" is not an index, a UUID or a PCI address`,
 		"0=GPU-94f0471d":              "GPU-94f0471d",
 		"0=MIG-" + uuid[len("GPU-"):]: "MIG instance",

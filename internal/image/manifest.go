@@ -154,7 +154,7 @@ func (m Manifest) MatchImages(dir string) error {
 func (m Manifest) Validate() error {
 	switch {
 	case m.Version < 1 || m.Version > ScheduledVersion:
-		return fmt.Errorf("has version %d, but this cucriu reads versions 1 to %d", m.Version, ScheduledVersion)
+		return fault.New(fmt.Sprintf("the manifest has version %d, but this cucriu reads versions 1 to %d", m.Version, ScheduledVersion), "use the version of cucriu that made the image")
 	case len(m.Scheduling) > 0 && m.Version < ScheduledVersion:
 		return fmt.Errorf("damaged: it has thread scheduling data, but version %d", m.Version)
 	case m.DriverVersion == "" && len(m.Processes) > 0:

@@ -150,14 +150,17 @@ func (l *look) unsupportedFiles(found found) {
 			return
 		}
 		kinds[key] = true
-		remedy := ""
+		has, remedy := "has "+kind+" "+f.how, ""
 		switch {
 		case strings.Contains(kind, "/dev/infiniband/"):
 			remedy = "run the job without RDMA (NCCL_IB_DISABLE=1)"
+		case key == foreignMount && f.number != "":
+			has = fmt.Sprintf("has descriptor %s (%s) from a mount that its namespace lacks (opened before nsenter or unshare, or detached)", f.number, f.name())
+			remedy = "start the job with it closed (" + f.number + "<&-), or opened anew"
 		case strings.Contains(kind, "MPTCP"):
 			remedy = "let the job use plain TCP: Go programs do so with GODEBUG=multipathtcp=0, which cucriu run --dir sets"
 		}
-		found("has "+kind+" "+f.how+", which criu cannot dump", remedy)
+		found(has+", which criu cannot dump", remedy)
 	}
 	for _, m := range l.mapped {
 		refuse(m.unsupportedMapping(), m.file)
@@ -248,6 +251,8 @@ func (f *file) unsupportedMapping() string {
 	return ""
 }
 
+const foreignMount = "a file of a mount that its namespace lacks"
+
 // strangeMount names a file that is used through a mount which is not in the namespace of the
 // process. What is in another mount namespace than the root is refused for that.
 func (f *file) strangeMount(mount string) string {
@@ -255,7 +260,7 @@ func (f *file) strangeMount(mount string) string {
 	if root.rootMounts == nil || f.of.spaces["mnt"] != root.looks[0].spaces["mnt"] || root.rootMounts[mount] || f.hasHugePages() {
 		return ""
 	}
-	return "a file of a mount (" + mount + ") that is not in its mount namespace, " + f.name() + ","
+	return foreignMount + ", " + f.name() + ","
 }
 
 // memoryMount is the mount of shared memory without a name (memfd, SysV). No namespace shows it.

@@ -226,7 +226,7 @@ func findMove(hook *hooks.Hook, name string) (dir string, err error) {
 			return job.Dir, nil
 		}
 	}
-	return "", preflight.AsRefusal(fault.New(fmt.Sprintf("this host has no copy of a job from migration %.80q", name), "after a reboot, specify the job directory instead"))
+	return "", preflight.AsRefusal(fault.New(fmt.Sprintf("this host has no copy of a job from migration %.80q", name), "cucriu status lists the migrations; after a reboot, specify the job directory instead"))
 }
 
 // A source that gives a migration up may say so before its job is known here. What it has given

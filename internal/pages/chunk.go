@@ -99,6 +99,9 @@ func (c *coder) encode(address uint64, memory []byte) Chunk {
 	return chunk
 }
 
+// ErrDamaged is wrapped by the error of a chunk that is not what was written.
+var ErrDamaged = errors.New("is damaged")
+
 // decode returns the memory of a chunk after checking it. The memory is valid until the
 // next call, or is the data of the chunk itself.
 func (c *coder) decode(chunk Chunk) ([]byte, error) {
@@ -140,7 +143,7 @@ func (c *coder) decode(chunk Chunk) ([]byte, error) {
 	if err == nil {
 		return memory, nil
 	}
-	return nil, fmt.Errorf("the chunk of the memory at %#x is damaged: %w", chunk.Address, err)
+	return nil, fmt.Errorf("the chunk of the memory at %#x %w: %w", chunk.Address, ErrDamaged, err)
 }
 
 func (c *coder) close() {

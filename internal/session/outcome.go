@@ -198,9 +198,14 @@ func StatusOf(s *journal.Session) Status {
 	if isPublished(s) {
 		status.ImageDir = s.CommittedDir
 		status.Message = strings.ReplaceAll(s.Message, s.ImageDir, s.CommittedDir)
+	} else if s.CommittedDir != "" && s.Outcome == journal.OutcomeRunning { // the dump failed and left nothing
+		status.ImageDir = s.CommittedDir
 	}
 	if s.Kind == journal.KindDump && s.Held() && s.Message == "" {
 		status.Message = fmt.Sprintf("on its way to %s, and stopped until it is decided where it will run (migration %s)", s.Hold.Peer, s.Hold.ID)
+	}
+	if s.Suspended() && len(s.Members) > 0 && len(OutcomeOf(s.Members).Alive) == 0 {
+		status.Message = "ended while suspended; cucriu recover closes the session"
 	}
 	if s.Root != nil {
 		status.RootPID = s.Root.PID

@@ -138,12 +138,10 @@ func GivenUp(ctx context.Context, err error) error {
 	call := new(cudackpt.InterruptedError)
 	isCall := errors.As(err, &call)
 	switch {
-	case isCall && ctx.Err() != nil:
-		return fmt.Errorf("%w: %s of process %d was cancelled", context.Cause(ctx), call.Call, call.PID)
+	case errors.Is(ctx.Err(), context.Canceled) && (isCall || errors.Is(err, context.Canceled)):
+		return fmt.Errorf("%w: cancelled", context.Cause(ctx))
 	case isCall:
 		return fmt.Errorf("%s of process %d did not end in time: %w", call.Call, call.PID, call.Err)
-	case ctx.Err() != nil && errors.Is(err, context.Canceled):
-		return fmt.Errorf("%w: cancelled", context.Cause(ctx))
 	}
 	return err
 }

@@ -238,7 +238,7 @@ func (c *call) killRestored(cause error) error {
 	if err != nil {
 		return errors.Join(cause, err)
 	}
-	return fmt.Errorf("%w; its processes were ended, and the image is unchanged", cause)
+	return fmt.Errorf("%w; %s", cause, watch.TreeEnded)
 }
 
 // schedulingOf lists what criu does not restore of the threads of a tree.

@@ -17,6 +17,9 @@ import (
 // nothingLeft is said of a restore whose criu has ended, with every process that it may have created.
 const nothingLeft = "nothing of the job runs, and the image is unchanged"
 
+// TreeEnded is said of a restore whose processes we have killed.
+const TreeEnded = "the half-restored processes were ended; the image was not changed"
+
 // finishRestore brings a restore that was cut off to a good end: forward if criu has completed its
 // part, else the half-restored tree is ended. Once criu has ended, only the step post-resume tells that
 // it had. Otherwise it may have been killed, and whoever saw that may have restored the image
@@ -90,7 +93,7 @@ func KillOrLeaveAndFail(s *session.Session, cause error) error {
 	if s.Outcome == journal.OutcomeLeft {
 		return fmt.Errorf("%w; its processes are left stopped for inspection and must not be continued; the image is unchanged", cause)
 	}
-	return fmt.Errorf("%w; its processes were ended, and the image is unchanged", cause)
+	return fmt.Errorf("%w; %s", cause, TreeEnded)
 }
 
 // logFailure logs that a restore failed. Where the caller reports the error, the log does not repeat
@@ -112,7 +115,7 @@ func killOrLeave(s *session.Session, cause error) error {
 		}
 		return s.Close(journal.OutcomeLeft, cause.Error())
 	}
-	logFailure(s, "the restore failed; its processes were ended, and the image is unchanged", cause)
+	logFailure(s, "the restore failed; "+TreeEnded, cause)
 	if err := session.KillTree(&s.Record); err != nil {
 		return err
 	}

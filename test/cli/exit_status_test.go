@@ -24,7 +24,7 @@ func TestAHostThatCannotTakeAnImage(t *testing.T) {
 			name, says string
 			host       func(*testing.T) *testenv.Host
 		}{
-			{"too few GPUs", "at least as many GPUs", func(t *testing.T) *testenv.Host { return testenv.NewHost(t, 1) }},
+			{"too few GPUs", "this host shows 1 (GPUs", func(t *testing.T) *testenv.Host { return testenv.NewHost(t, 1) }},
 			{"another driver", "the image was made with driver", func(t *testing.T) *testenv.Host { return testenv.NewHost(t, 2, "--driver", "570") }},
 			{"a driver without checkpoints", "570 or newer", func(t *testing.T) *testenv.Host { return testenv.NewHost(t, 2, "--driver", "550") }},
 			{"no driver", "libcuda", func(t *testing.T) *testenv.Host {

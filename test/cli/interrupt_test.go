@@ -33,7 +33,7 @@ func TestCtrlCSaysWhatItDid(t *testing.T) {
 			"dump, while the driver checkpoints", "checkpoint hang",
 			[]string{"dump", "-t", "JOB", "-D", "images"},
 			nil, atStep("checkpoint"),
-			128 + int(unix.SIGINT), "got SIGINT: cuCheckpointProcessCheckpoint of process JOB was cancelled; the job keeps running\n",
+			128 + int(unix.SIGINT), "checkpoint: got SIGINT: cancelled; the job keeps running\n",
 		},
 		{
 			"dump -R, when it is dumped", "unlock hang",
@@ -51,7 +51,7 @@ func TestCtrlCSaysWhatItDid(t *testing.T) {
 			"suspend, while the driver checkpoints", "checkpoint hang",
 			[]string{"suspend", "-p", "JOB"},
 			nil, atStep("checkpoint"),
-			128 + int(unix.SIGINT), "was cancelled; the job keeps running\n",
+			128 + int(unix.SIGINT), "checkpoint: got SIGINT: cancelled; the job keeps running\n",
 		},
 		{
 			"lock", "lock hang",
@@ -91,6 +91,11 @@ func TestCtrlCSaysWhatItDid(t *testing.T) {
 				}
 				if test.status != 0 && (strings.Count(said, "error: ") != 1 || strings.Contains(said, "context canceled")) {
 					t.Errorf("not one error:\n%s", said)
+				}
+				if strings.HasPrefix(test.name, "dump, ") {
+					if stdout, stderr, status := b.run(t, "status", "-D", "images"); status != 1 || !strings.Contains(stderr, "the last dump did not succeed") {
+						t.Errorf("exit status %d of cucriu status -D\n%s%s", status, stdout, stderr)
+					}
 				}
 				if test.status != 0 && testenv.Exists(b.path("images")) {
 					t.Error("there is an image")

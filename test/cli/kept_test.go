@@ -95,7 +95,7 @@ func TestStatusOfAnImageEndsWithWhatBecameOfIt(t *testing.T) {
 				t.Errorf("exit status %d, %v\n%s", got, err, stdout)
 			}
 		}
-		is(3, "no record of a dump into ")
+		is(3, "no dump into ")
 		b.Faults("checkpoint return 999")
 		if b.TryDump(b.job, b.path("images")).Err == nil {
 			t.Fatal("it is dumped")

@@ -112,8 +112,8 @@ func TestMistakesAboutTheMap(t *testing.T) {
 			{"negative index", "{map: [{from: {index: -1}, to: {index: 1}}]}", 2, "-1"},
 			{"no target", "{map: [{from: {index: 0}}]}", 2, "to"},
 			{"wrong policy", "{unmapped: maybe}", 2, "use fill or error"},
-			{"the same GPU twice", "{map: [{from: {index: 0}, to: {index: 0}}, {from: {index: 0}, to: {index: 1}}]}", refused, "contradict each other: both map the captured GPU"},
-			{"two onto one", "{map: [{from: {index: 0}, to: {index: 1}}, {from: {index: 1}, to: {index: 1}}]}", refused, "contradict each other: both map to the visible GPU"},
+			{"the same GPU twice", "{map: [{from: {index: 0}, to: {index: 0}}, {from: {index: 0}, to: {index: 1}}]}", refused, "contradict each other: both map the job's GPU-"},
+			{"two onto one", "{map: [{from: {index: 0}, to: {index: 1}}, {from: {index: 1}, to: {index: 1}}]}", refused, "contradict each other: both map to GPU-"},
 			{"a GPU that is not here", "{map: [{from: {index: 1}, to: {index: 7}}]}", refused, "there is no GPU with index 7 here: cucriu gpus lists 2 GPUs"},
 			{"not all are named", "{map: [{from: {index: 1}, to: {index: 0}}], unmapped: error}", refused, "add a rule for each"},
 		} {

@@ -293,7 +293,7 @@ func TestDamagedChunkFilesAreRefused(t *testing.T) {
 		}
 		run := host.TryRestore(images)
 		testenv.Eventually(t, testenv.Soon, "the half-restored job is gone", job.Gone)
-		if got := host.RestoreOutcome(); got != "killed" || !strings.Contains(run.Log, "the chunk of the memory at 0x") {
+		if got := host.RestoreOutcome(); got != "killed" || !strings.Contains(run.Log, "the chunk of the memory at 0x") || !strings.Contains(run.Log, "checksum mismatch: copy the image again") {
 			t.Errorf("outcome %q\n%s", got, run.Lines())
 		}
 		putBack()

@@ -181,7 +181,7 @@ var gpuChanges = []change{
 			third.UUID[0]++
 			j.Processes[0].GPUs = append(j.Processes[0].GPUs, third)
 		},
-		want: []string{"error gpu-map"}, words: []string{"at least as many GPUs"},
+		want: []string{"error gpu-map"}, words: []string{"and this host shows "},
 	},
 	{
 		name: "more GPU memory than is free", change: func(_ *testing.T, j *Job, _ *Room) {
