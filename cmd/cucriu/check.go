@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"io"
@@ -78,7 +79,7 @@ forced: ` + strings.Join(preflight.Forceable(), ", ") + `.`,
 				}
 				more = append(long, more...)
 			case dir != "":
-				if err = preflight.AsRefusal(job.RefuseAlone(dir)); err == nil {
+				if err = preflight.AsRefusal(cmp.Or(job.RefuseDirectory(dir), job.RefuseAlone(dir))); err == nil {
 					more, err = jobs.CheckRestore(cmd.Context(), hook, dir)
 				}
 			}
