@@ -70,7 +70,7 @@ func (s *lease) claim(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	if err := checkNew(s.Dir); err != nil {
+	if err := checkNew(s.Dir); err != nil && !known.alive { // else something hides the job's directory
 		return err
 	}
 	// Nothing is read from a directory that somebody else may have filled.
