@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"io"
@@ -9,6 +10,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"cucriu/hooks"
 	"cucriu/hooks/checkpoint"
 	"cucriu/hooks/preflight"
 	"cucriu/internal/jobs"
@@ -56,6 +58,7 @@ forced: ` + strings.Join(preflight.Forceable(), ", ") + `.`,
 			if err != nil {
 				return err
 			}
+			hook.Force = force
 			findings, err := hook.Host().CheckMachine(cmd.Context(), criu)
 			if err != nil {
 				return err
@@ -70,9 +73,13 @@ forced: ` + strings.Join(preflight.Forceable(), ", ") + `.`,
 			var more preflight.Findings
 			switch {
 			case pid != 0:
-				more, err = checkpoint.CheckDump(cmd.Context(), hook, pid, dir, criu)
+				long := longJobFindings(hook, pid)
+				if hook.Judge(long).Err() == nil { // else the rest would only follow from it
+					more, err = checkpoint.CheckDump(cmd.Context(), hook, pid, dir, criu)
+				}
+				more = append(long, more...)
 			case dir != "":
-				if err = preflight.AsRefusal(job.RefuseAlone(dir)); err == nil {
+				if err = preflight.AsRefusal(cmp.Or(job.RefuseDirectory(dir), job.RefuseAlone(dir))); err == nil {
 					more, err = jobs.CheckRestore(cmd.Context(), hook, dir)
 				}
 			}
@@ -81,7 +88,6 @@ forced: ` + strings.Join(preflight.Forceable(), ", ") + `.`,
 			}
 			// A job or an image that fails because of the machine's driver reports this again.
 			more = slices.DeleteFunc(more, func(f preflight.Finding) bool { return slices.Contains(findings, f) })
-			hook.Force = force
 			findings = hook.Judge(append(findings, more...))
 			blocked := verdict(findings)
 			err = show(cmd, findings, func(out io.Writer) {
@@ -101,6 +107,21 @@ forced: ` + strings.Join(preflight.Forceable(), ", ") + `.`,
 	flags.BoolVar(&calibrate, "calibrate", false, "find out, with two helper processes, whether sharing of device memory can be detected")
 	jsonFlag(cmd)
 	return cmd
+}
+
+// longJobFindings refuse a dump of a process of a long job, which only its supervisor can dump.
+func longJobFindings(hook *hooks.Hook, pid int) preflight.Findings {
+	l, meaning, err := jobs.Involving(hook.Config.RunDir, pid, true)
+	if err != nil || l == nil {
+		return nil // what cannot be told is not refused here: a dump looks at the processes
+	}
+	remedy := fmt.Sprintf("cucriu jobs checkpoint %s makes a checkpoint, cucriu jobs stop %[1]s ends it with one", l.Name)
+	if l.State == jobs.StatePaused {
+		remedy = "cucriu jobs resume " + l.Name
+	}
+	f := preflight.New(preflight.FindingContainer, meaning, remedy)
+	f.PID = pid
+	return preflight.Findings{f}
 }
 
 // checked says what can be done when nothing blocks it.

@@ -66,6 +66,9 @@ file with --criu-config. criu's default configuration files apply too.`,
 			criu.RPC.Pid = proto.Int32(int32(pid))
 			return drive(cmd, func(ctx context.Context, hook *hooks.Hook) (checkpoint.Result, error) {
 				hook.Force = force
+				if err := hook.Judge(longJobFindings(hook, pid)).Err(); err != nil {
+					return checkpoint.Result{}, err
+				}
 				return checkpoint.Dump(ctx, hook, criu.images, criu.Options)
 			})
 		},

@@ -17,6 +17,7 @@ import (
 	"cucriu/internal/gpumap"
 	"cucriu/internal/image"
 	"cucriu/internal/inspect"
+	"cucriu/internal/jobs/job"
 )
 
 // inspection is what the inspect command shows.
@@ -79,6 +80,9 @@ image directory, are Chrome traces, which Perfetto (https://ui.perfetto.dev) ope
 
 // requireImage refuses a directory that holds no image.
 func requireImage(dir string) error {
+	if err := job.RefuseDirectory(dir); err != nil {
+		return preflight.AsRefusal(err)
+	}
 	for _, f := range inspect.PresentFindings(dir) {
 		return preflight.AsRefusal(fmt.Errorf("%s: %s", f.Message, f.Remedy))
 	}

@@ -50,6 +50,8 @@ func jobArgument(least, most int) cobra.PositionalArgs {
 			return errors.New("name the job, by its name or its directory")
 		case len(args)-1 < least:
 			return errors.New("name the checkpoint: cucriu jobs list JOB shows them")
+		case most == 0 && len(args) > 1 && cmd.Name() == "rm":
+			return fmt.Errorf("argument %q: rm removes a whole job; cucriu jobs prune %s --keep N removes checkpoints", args[1], args[0])
 		case most >= 0 && len(args)-1 > most:
 			return fmt.Errorf("argument %q: it takes %s", args[most+1], []string{"a job only", "a job and one checkpoint"}[most])
 		}
@@ -406,7 +408,7 @@ missing.`,
 				return err
 			}
 			reports := []verifyReport{} // not nil: null is no list in JSON
-			damaged := 0
+			damaged, areLost := 0, true
 			for _, c := range v.picked {
 				err := verifyCheckpoint(cmd, v.store, c)
 				if cmd.Context().Err() != nil {
@@ -416,6 +418,7 @@ missing.`,
 				text := fmt.Sprintf("checkpoint %s is intact: %s", c.Name, units.Size(c.Bytes))
 				if err != nil {
 					damaged++
+					areLost = areLost && errors.As(err, new(*store.DamageError))
 					r.Error, text = err.Error(), err.Error()
 				}
 				reports = append(reports, r)
@@ -429,7 +432,15 @@ missing.`,
 				}
 			}))
 			if damaged > 0 {
-				err = errors.Join(err, fmt.Errorf("%d of %s of %s cannot be used: cucriu run resumes from the newest usable one", damaged, units.Count(len(v.picked), "checkpoint"), v.job.Name))
+				remedy := "cucriu run resumes from the newest usable one"
+				switch {
+				case len(args) > 1 || damaged < len(v.picked):
+				case v.job.PID != 0 || v.job.State == jobs.StateUnattended:
+					remedy = "cucriu jobs checkpoint " + v.job.Name + " makes another"
+				case areLost:
+					remedy = jobs.LostRemedy(v.job.Name, v.job.Dir)
+				}
+				err = errors.Join(err, fmt.Errorf("%d of %s of %s cannot be used: %s", damaged, units.Count(len(v.picked), "checkpoint"), v.job.Name, remedy))
 			}
 			return err
 		},

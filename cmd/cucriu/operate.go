@@ -16,6 +16,7 @@ import (
 	"cucriu/hooks/config"
 	"cucriu/hooks/preflight"
 	"cucriu/internal/gpumap"
+	"cucriu/internal/jobs"
 )
 
 func stateCommand() *cobra.Command {
@@ -55,6 +56,24 @@ func writeProcesses(out io.Writer, index gpuIndex, processes []checkpoint.CUDAPr
 	table.write(out)
 }
 
+// withProcesses is [withHook] for a command that works on processes. It refuses those that only the
+// supervisor of their long job can work on: the job is paused, or they are the supervisor itself.
+func withProcesses(pids *[]int, run func(*cobra.Command, *hooks.Hook, []string) error) func(*cobra.Command, []string) error {
+	return withHook(func(cmd *cobra.Command, hook *hooks.Hook, args []string) error {
+		for _, pid := range *pids {
+			l, meaning, err := jobs.Involving(hook.Config.RunDir, pid, false)
+			switch {
+			case err != nil || l == nil:
+			case l.State == jobs.StatePaused:
+				return preflight.AsRefusal(fmt.Errorf("process %d %s: cucriu jobs resume %s", pid, meaning, l.Name))
+			case l.PID == pid:
+				return preflight.AsRefusal(fmt.Errorf("process %d %s: cucriu jobs pause %s frees its GPUs; cucriu status lists its CUDA processes", pid, meaning, l.Name))
+			}
+		}
+		return run(cmd, hook, args)
+	})
+}
+
 // changed is what lock and unlock report with --json.
 type changed struct {
 	PIDs  []int  `json:"pids"`
@@ -73,7 +92,7 @@ block until cucriu unlock. Several processes are locked all or none, which is th
 only way to lock ranks that wait for each other.`,
 		Example: "  cucriu lock -p 4711\n  cucriu lock -p 4711 -p 4712 --timeout 1m",
 		Args:    noArguments,
-		RunE: withHook(func(cmd *cobra.Command, hook *hooks.Hook, _ []string) error {
+		RunE: withProcesses(&pids, func(cmd *cobra.Command, hook *hooks.Hook, _ []string) error {
 			if cmd.Flags().Changed("timeout") {
 				hook.Config.Lock.Timeout = timeout
 				hook.Config.Lock.Try = min(hook.Config.Lock.Try, timeout)
@@ -107,7 +126,7 @@ func unlockCommand() *cobra.Command {
 		Short:   "Let processes that were locked submit work again",
 		Example: "  cucriu unlock -p 4711",
 		Args:    noArguments,
-		RunE: withHook(func(cmd *cobra.Command, hook *hooks.Hook, _ []string) error {
+		RunE: withProcesses(&pids, func(cmd *cobra.Command, hook *hooks.Hook, _ []string) error {
 			var locked []int
 			err := atSignal(cmd, say, "an unlock that has begun is not interrupted", func() (err error) {
 				locked, err = checkpoint.Unlock(cmd.Context(), hook, pids)
@@ -145,7 +164,7 @@ to resume them is in the run directory. If this command fails or is killed, they
 running.`,
 		Example: "  cucriu suspend -p 4711\n  cucriu resume -p 4711",
 		Args:    noArguments,
-		RunE: withHook(func(cmd *cobra.Command, hook *hooks.Hook, _ []string) error {
+		RunE: withProcesses(&processes, func(cmd *cobra.Command, hook *hooks.Hook, _ []string) error {
 			var s hooks.Status
 			if err := atSignal(cmd, say, "cancelling; waiting for the driver to answer", func() (err error) {
 				s, err = checkpoint.Suspend(cmd.Context(), hook, processes)
@@ -178,7 +197,7 @@ GPUs that the configuration or, instead of it, --map maps theirs to; without eit
 to their own. If a GPU lacks the memory, nothing is changed.`,
 		Example: "  cucriu resume -p 4711\n  cucriu resume -p 4711 --map 0=1",
 		Args:    noArguments,
-		RunE: withHook(func(cmd *cobra.Command, hook *hooks.Hook, _ []string) error {
+		RunE: withProcesses(&processes, func(cmd *cobra.Command, hook *hooks.Hook, _ []string) error {
 			useMap(hook, pairs)
 			var resumed []hooks.Status
 			err := atSignal(cmd, say, "a resume that has begun is not interrupted: it continues until the processes run or it fails", func() (err error) {

@@ -29,6 +29,8 @@ func NoSupervisor(job Local) error {
 		meaning, remedy = "runs without a supervisor", "run the same cucriu run command again to resume supervision"
 	case StateMoved:
 		meaning, remedy = "has "+job.Describe(), "run this there"
+	case StateStopped:
+		meaning, remedy = "was stopped by user", "nothing of it runs here; the same cucriu run resumes it"
 	case StateFinished:
 		meaning, remedy = "has finished", "there is nothing to do"
 	}

@@ -116,6 +116,7 @@ func TestThereIsNoSupervisorToAsk(t *testing.T) {
 	for state, says := range map[State]string{
 		StateUnattended: "run the same cucriu run command again to resume supervision",
 		StateFinished:   "has finished",
+		StateStopped:    "was stopped by user: nothing of it runs here",
 		StateGone:       "does not run on this host",
 		"":              "does not run on this host",
 	} {

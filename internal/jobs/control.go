@@ -229,9 +229,9 @@ func (c *control) refusal(at life.State, peer string, cause error) error {
 	case op == life.AskMove:
 		return errors.Join(fmt.Errorf("%s did not move, and keeps running here: no move is under way: move it with cucriu migrate --job", c.name), cause)
 	case op == life.AskCheckpoint:
-		why = "%s is paused, and makes no checkpoints: resume it with cucriu jobs resume"
+		why = "%s is paused, and makes no checkpoints: resume it with cucriu jobs resume %[1]s"
 	case op == life.AskPause:
-		why = "%s is already paused: resume it with cucriu jobs resume"
+		why = "%s is already paused: resume it with cucriu jobs resume %[1]s"
 	case op == life.AskResume:
 		why = "%s is not paused"
 	}

@@ -1,6 +1,7 @@
 package jobs
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"os"
@@ -25,7 +26,7 @@ func RestoreCut(ctx context.Context, hook *hooks.Hook, dir string, options check
 	if err != nil {
 		return checkpoint.Result{}, preflight.AsRefusal(err)
 	}
-	if err := job.RefuseAlone(dir); err != nil {
+	if err := cmp.Or(job.RefuseDirectory(dir), job.RefuseAlone(dir)); err != nil {
 		return checkpoint.Result{}, preflight.AsRefusal(err)
 	}
 	lock, err := image.LockRestore(dir)

@@ -70,6 +70,9 @@ func (s *lease) claim(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
+	if err := checkNew(s.Dir); err != nil && !known.alive { // else something hides the job's directory
+		return err
+	}
 	// Nothing is read from a directory that somebody else may have filled.
 	if s.store, err = store.View(s.Dir); err == nil {
 		err = durable.CheckPath("job directory", s.Dir, 0)
@@ -90,6 +93,19 @@ func (s *lease) claim(ctx context.Context) error {
 	slices.Sort(s.known.Where)
 	s.known.Where = slices.Compact(s.known.Where)
 	return err
+}
+
+// checkNew refuses a directory with other content than a job's. A job whose record is missing has the lock,
+// which is made first, or what a removal leaves.
+func checkNew(dir string) error {
+	all, _ := os.ReadDir(dir) // what is wrong with the directory itself, others say
+	has := func(names []string, want bool) bool {
+		return slices.ContainsFunc(all, func(e os.DirEntry) bool { return slices.Contains(names, e.Name()) == want })
+	}
+	if has([]string{recordName, "lock", "owner.json", moveName, moveLockName}, true) || !has(append(OwnFiles(), SupervisorLog, "lost+found"), false) {
+		return nil
+	}
+	return fault.New(dir+" is not empty and not the directory of a job", "name a new one")
 }
 
 // release gives back what the run directory knows of the lease; the store gives back the rest.

@@ -14,6 +14,7 @@ import (
 
 	"cucriu/internal/durable"
 	"cucriu/internal/image"
+	"cucriu/internal/jobs/inside"
 	"cucriu/internal/jobs/sandbox"
 	"cucriu/internal/jobs/store"
 	"cucriu/internal/journal"
@@ -182,6 +183,42 @@ func Locals(runDir string) ([]Local, error) {
 	noteSuspended(runDir, all)
 	slices.SortFunc(all, func(a, b Local) int { return strings.Compare(a.Name+"\x00"+a.Dir, b.Name+"\x00"+b.Dir) })
 	return all, nil
+}
+
+// Involving finds the long job that a process belongs to or, with below, that is below it, and says so; nil
+// if there is none. It reads no directory of a job, whose disk may hang.
+func Involving(runDir string, pid int, below bool) (l *Local, meaning string, err error) {
+	folders, err := entries(filepath.Join(runDir, journal.JobsName), "")
+	under, _ := proc.Tree(pid)
+	for _, folder := range folders {
+		l, err := readLocal(folder)
+		if errors.Is(err, fs.ErrNotExist) {
+			continue
+		}
+		if err != nil {
+			return nil, "", err
+		}
+		first, tree := l.PID, []int{l.PID}
+		if l.alive && l.Init != nil {
+			if init, err := proc.IdentOf(l.Init.PID); err != nil || init != *l.Init {
+				continue // it has just ended, or nobody can tell from this pid namespace
+			}
+			first = l.Init.PID
+			sandboxed, _ := proc.Tree(first)
+			tree = append(tree, sandboxed...)
+		}
+		state := ""
+		if paused, _ := inside.IsPaused(filepath.Join(folder, journal.InnerName)); paused && l.alive {
+			l.State, state = StatePaused, "paused "
+		}
+		switch {
+		case slices.Contains(tree, pid):
+			return &l, fmt.Sprintf("belongs to the %slong job %s", state, l.Name), nil
+		case below && slices.Contains(under, first):
+			return &l, fmt.Sprintf("has the %slong job %s below it", state, l.Name), nil
+		}
+	}
+	return nil, "", err
 }
 
 // readLocal reads what is known of a job, and looks whether that is still so.

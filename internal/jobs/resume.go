@@ -54,7 +54,20 @@ func (s *starter) resumeNewest(ctx context.Context, all []store.Checkpoint) erro
 		}
 		s.tell(Event{Event: EventFailed, Checkpoint: c.Name, Message: fmt.Sprintf("checkpoint %s cannot be restored, %s: %v", called(c), next, err)})
 	}
-	return fmt.Errorf("%s was neither resumed nor started anew: %w", s.record.Name, errors.Join(slices.Collect(maps.Values(failed))...))
+	why := slices.Collect(maps.Values(failed))
+	err := fmt.Errorf("%s was neither resumed nor started anew: %w", s.record.Name, errors.Join(why...))
+	if !slices.ContainsFunc(why, func(err error) bool { return !errors.As(err, new(*store.DamageError)) }) {
+		err = fmt.Errorf("%w: %s", err, LostRemedy(s.record.Name, s.Dir))
+	}
+	return err
+}
+
+// LostRemedy says what to do about a job all of whose checkpoints are damaged.
+func LostRemedy(name, dir string) string {
+	if staged, _ := entries(filepath.Join(dir, "staged"), ""); len(staged) > 0 {
+		return "cucriu run makes another one if its last supervisor has left an image"
+	}
+	return "restore one from a copy; or cucriu jobs rm " + name + " --yes removes the job, then cucriu run starts it anew"
 }
 
 // resumeTwice tries a checkpoint a second time if it is not known to be damaged: to take the

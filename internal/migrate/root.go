@@ -2,7 +2,6 @@ package migrate
 
 import (
 	"fmt"
-	"slices"
 
 	"golang.org/x/sys/unix"
 
@@ -20,26 +19,11 @@ func (s *treeSource) checkRoot() error {
 	if err != nil {
 		return err
 	}
-	all, err := jobs.Locals(s.hook.Config.RunDir)
-	if err != nil {
-		return err
+	job, meaning, err := jobs.Involving(s.hook.Config.RunDir, s.root, true)
+	if err == nil && job != nil {
+		err = fmt.Errorf("process %d %s, which moves as a whole: cucriu migrate --job %s --to %s", s.root, meaning, job.Name, s.options.Host)
 	}
-	for _, job := range all {
-		switch {
-		case job.Init == nil:
-		case within(s.root, job.Init.PID):
-			return fmt.Errorf("process %d belongs to the long job %s, which moves as a whole: cucriu migrate --job %[2]s --to %s", s.root, job.Name, s.options.Host)
-		case within(job.Init.PID, s.root):
-			return fmt.Errorf("the long job %s is below process %d, and must be moved by itself: cucriu migrate --job %[1]s --to %[3]s", job.Name, s.root, s.options.Host)
-		}
-	}
-	return nil
-}
-
-// within reports whether a process is in the tree of another.
-func within(pid, root int) bool {
-	pids, err := proc.Tree(root)
-	return err == nil && slices.Contains(pids, pid)
+	return err
 }
 
 // hostMark is the same for two programs if they have the same run directory on the same host;

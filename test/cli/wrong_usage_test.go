@@ -115,6 +115,7 @@ func TestWrongUsage(t *testing.T) {
 		{"jobs unpin no checkpoint", "name the checkpoint", []string{"jobs", "unpin", dir}},
 		{"jobs pin nothing", "name the job", []string{"jobs", "pin"}},
 		{"jobs checkpoint nothing", "name the job", []string{"jobs", "checkpoint"}},
+		{"jobs rm of a checkpoint", `argument "000001": rm removes a whole job; cucriu jobs prune train --keep N removes checkpoints`, []string{"jobs", "rm", "train", "000001"}},
 		{"jobs checkpoint of two", `argument "extra": it takes a job only`, []string{"jobs", "checkpoint", dir, "extra"}},
 		{"jobs pause unknown flag", "unknown flag: --nonsense (see cucriu jobs pause --help)", []string{"jobs", "pause", dir, "--nonsense"}},
 		{"jobs resume nothing", "name the job", []string{"jobs", "resume"}},

@@ -277,6 +277,14 @@ func TestAPausedJobStandsStill(t *testing.T) {
 			t.Fatal("the job has no GPU memory to free")
 		}
 		a.cucriu(3, "train is not paused", "jobs", "resume", "train")
+		root := a.cudaPID()
+		pid := strconv.Itoa(root)
+		for _, pid := range []int{a.super.Process.Pid, root} {
+			const says = "belongs to the long job train: cucriu jobs checkpoint train makes a checkpoint, cucriu jobs stop train ends it with one"
+			a.cucriu(3, says, "dump", "-t", strconv.Itoa(pid), "-D", "images")
+			a.cucriu(3, "belongs to the long job train", "check", "-t", strconv.Itoa(pid))
+		}
+		a.cucriu(3, "cucriu jobs pause train frees its GPUs", "suspend", "-p", strconv.Itoa(a.super.Process.Pid))
 		a.cucriu(0, "train is paused", "jobs", "pause", "train")
 		a.is("paused")
 		a.standsStill()
@@ -284,8 +292,11 @@ func TestAPausedJobStandsStill(t *testing.T) {
 			t.Errorf("%d bytes of GPU memory are not free", n)
 		}
 		before := a.job.Ticks()
-		a.cucriu(3, "is already paused", "jobs", "pause", "train")
+		a.cucriu(3, "train is already paused: resume it with cucriu jobs resume train", "jobs", "pause", "train")
 		a.cucriu(3, "makes no checkpoints", "jobs", "checkpoint", "train")
+		for _, args := range [][]string{{"resume", "-p", pid}, {"unlock", "-p", pid}, {"lock", "-p", pid}, {"dump", "-t", pid, "-D", "images"}} {
+			a.cucriu(3, "belongs to the paused long job train: cucriu jobs resume train", args...)
+		}
 		if err := a.super.Process.Signal(unix.SIGCONT); err != nil { // a shell's fg
 			t.Fatal(err)
 		}
@@ -377,7 +388,7 @@ func TestAStoppedJobGoesOnFromItsLastCheckpoint(t *testing.T) {
 		ticks := a.job.Ticks()
 		a.ends(85)
 		a.is("stopped by user")
-		a.cucriu(3, "does not run on this host", "jobs", "checkpoint", "train")
+		a.cucriu(3, "was stopped by user: nothing of it runs here", "jobs", "stop", "train")
 		a.run()
 		a.job.WaitTicks(ticks[0] + 1)
 		a.finish()

@@ -54,7 +54,7 @@ func TestAProcessHasOneSessionWhoeverLooks(t *testing.T) {
 					a.cucriu(0, "", "resume", "-p", root)
 				} else {
 					a.cucriu(0, "", "jobs", "pause", "train")
-					a.cucriu(3, conflict, "resume", "-p", root)
+					a.cucriu(3, "belongs to the paused long job train: cucriu jobs resume train", "resume", "-p", root)
 					a.cucriu(0, "", "jobs", "resume", "train")
 				}
 				a.job.WaitTicks(3)

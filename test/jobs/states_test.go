@@ -93,6 +93,7 @@ func TestADamagedCheckpointStaysMarked(t *testing.T) {
 		a.cucriu(0, "checkpoint 000001 is intact", "jobs", "verify", "train")
 		flip(t, shard)
 		a.cucriu(0, "verified", "jobs", "list", "train") // nobody has read it
+		a.cucriu(1, "1 of 1 checkpoint of train cannot be used: restore one from a copy; or cucriu jobs rm train --yes removes the job", "jobs", "verify", "train")
 		a.cucriu(1, "checksum mismatch", "jobs", "verify", "train")
 		a.cucriu(1, "(found 20", "jobs", "list", "train")
 		a.cucriu(1, `"damaged_at": "20`, "jobs", "list", "train", "--json")

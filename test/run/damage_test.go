@@ -70,7 +70,7 @@ func TestWithoutAWholeCheckpointNothingIsStartedAnew(t *testing.T) {
 		for _, name := range w.checkpoints() {
 			damages[1].do(t, filepath.Join(w.dir, "checkpoints", name, "pages-1.img"))
 		}
-		w.run().ends(125, "was neither resumed nor started anew", w.checkpoints()[0]+" is damaged: pages-1.img")
+		w.run().ends(125, "was neither resumed nor started anew", w.checkpoints()[0]+" is damaged: pages-1.img", "--yes removes the job, then cucriu run starts it anew")
 		if now := w.report().Tick; now != before {
 			t.Errorf("the job was at tick %d, and is at %d", before, now)
 		}

@@ -6,11 +6,20 @@ import (
 	"path/filepath"
 
 	"cucriu/internal/fault"
+	"cucriu/internal/inspect"
 	"cucriu/internal/jobs/store"
 )
 
 // RecordName is the file that makes a directory that of a long job.
 const RecordName = "job.json"
+
+// RefuseDirectory refuses the directory of a long job as an image directory.
+func RefuseDirectory(dir string) error {
+	if _, err := os.Lstat(filepath.Join(dir, RecordName)); err != nil || len(inspect.PresentFindings(dir)) == 0 {
+		return nil
+	}
+	return fault.New(dir+" is the directory of a long job", fmt.Sprintf("cucriu jobs verify %s, cucriu run --dir %[1]s resumes it", dir))
+}
 
 // RefuseAlone refuses an image that is a checkpoint of a long job. What restores it must know the job,
 // or the job could run twice.
