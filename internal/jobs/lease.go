@@ -18,6 +18,7 @@ import (
 
 	"cucriu/internal/durable"
 	"cucriu/internal/fault"
+	"cucriu/internal/image"
 	"cucriu/internal/jobs/sandbox"
 	"cucriu/internal/jobs/store"
 	"cucriu/internal/journal"
@@ -95,8 +96,8 @@ func (s *lease) claim(ctx context.Context) error {
 	return err
 }
 
-// checkNew refuses a directory with other content than a job's. A job whose record is missing has the lock,
-// which is made first, or what a removal leaves.
+// checkNew refuses an image, and a directory with other content than a job's that others can read: it was
+// probably not meant. A job whose record is missing has the lock, which is made first, or what a removal leaves.
 func checkNew(dir string) error {
 	all, _ := os.ReadDir(dir) // what is wrong with the directory itself, others say
 	has := func(names []string, want bool) bool {
@@ -105,7 +106,14 @@ func checkNew(dir string) error {
 	if has([]string{recordName, "lock", "owner.json", moveName, moveLockName}, true) || !has(append(OwnFiles(), SupervisorLog, "lost+found"), false) {
 		return nil
 	}
-	return fault.New(dir+" is not empty and not the directory of a job", "name a new one")
+	remedy := "name a new one"
+	if !has([]string{"inventory.img", image.ManifestName}, true) {
+		if info, err := os.Stat(dir); err != nil || info.Mode().Perm()&0o077 == 0 {
+			return nil
+		}
+		remedy += ", or chmod 700 it if it is the right one"
+	}
+	return fault.New(dir+" is not empty and not the directory of a job", remedy)
 }
 
 // release gives back what the run directory knows of the lease; the store gives back the rest.
