@@ -3,14 +3,20 @@ package durable
 import (
 	"encoding/json"
 	"fmt"
+	"io"
+	"os"
+
+	"golang.org/x/sys/unix"
 )
 
-// maxJSONBytes is far above what any of these files has.
-const maxJSONBytes = 256 << 20
-
-// ReadJSON reads a file that holds one value as JSON, as [ReadFile] does.
+// ReadJSON reads a file that holds one value as JSON. It waits for no pipe.
 func ReadJSON(path string, value any) error {
-	data, err := ReadFile(path, maxJSONBytes)
+	f, err := os.OpenFile(path, os.O_RDONLY|unix.O_NONBLOCK, 0)
+	if err != nil {
+		return err
+	}
+	defer f.Close()
+	data, err := io.ReadAll(f)
 	if err != nil {
 		return err
 	}
