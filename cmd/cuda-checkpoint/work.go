@@ -242,6 +242,9 @@ func (w *work) toggle(ctx context.Context) error {
 		if err = w.restore(whole); err == nil {
 			err = w.target.Unlock(whole)
 		}
+		if running, _ := w.target.IsRunning(whole); running { // the watcher of a suspend that came too late was quicker
+			err = nil
+		}
 	case state == cudackpt.StateRunning:
 		if err = w.lock(ctx); err != nil {
 			return err
