@@ -85,11 +85,12 @@ func before(commands []*cobra.Command, begin func(*cobra.Command) (end func(), e
 	return commands
 }
 
-// requireRoot fails unless this program is root's, or has root's rights over processes.
+// requireRoot fails unless this program is root's, or has root's rights over processes, and sees them: /proc
+// is that of its own pid namespace.
 func requireRoot(cmd *cobra.Command) error {
 	const needed = 1<<unix.CAP_SYS_PTRACE | 1<<unix.CAP_KILL | 1<<unix.CAP_SYS_ADMIN
 	if inner, err := proc.IsInInnerPIDNamespace(); err != nil || inner {
-		return preflight.AsRefusal(fmt.Errorf("/proc shows the processes of another pid namespace than that of %s: mount it anew (unshare --mount-proc), or enter the mount namespace, too", cmd.CommandPath()))
+		return preflight.AsRefusal(fmt.Errorf("%s runs in a pid namespace, and /proc shows another pid namespace: mount /proc anew (unshare --mount-proc), or enter the mount namespace, too", cmd.CommandPath()))
 	}
 	if os.Geteuid() == 0 {
 		return nil // what root lacks in a container, the checks name

@@ -56,7 +56,7 @@ if there is no image.`,
 			v := verification{Dir: dir, Whole: err == nil, Bytes: done.Load()}
 			if err != nil {
 				if !errors.As(err, new(*fault.Explained)) {
-					err = fmt.Errorf("%w: %s", err, preflight.New(preflight.FindingImage, "", "").Remedy)
+					err = fmt.Errorf("%w: %s", err, preflight.RemedyOf(preflight.FindingImage))
 				}
 				err = fmt.Errorf("%s: %w", dir, err)
 				v.Error = err.Error()

@@ -146,6 +146,9 @@ func New(name, message, remedy string) Finding {
 	return Finding{Name: name, Severity: kind.Severity, Message: message, Remedy: cmp.Or(remedy, kind.Remedy)}
 }
 
+// RemedyOf returns the remedy of a kind, for an error that is not a finding.
+func RemedyOf(name string) string { return kindOf(name).Remedy }
+
 // Warning makes a finding that is a warning, whatever its kind.
 func Warning(name, message, remedy string) Finding {
 	f := New(name, message, remedy)

@@ -204,7 +204,7 @@ func (b *wayBack) unlockTargets(ctx context.Context) error {
 		case state == cudackpt.StateLocked:
 			return b.SpanOf(t.PID, "unlock", func() error { return t.CUDA.Unlock(ctx) })
 		}
-		return fmt.Errorf("process %d (%s) is %v, not by this session: restore it with the tool that checkpointed it, and the watcher unlocks it", t.PID, t.Member.Name, state)
+		return fmt.Errorf("process %d (%s) is %v, but not by this session: restore it with the tool that checkpointed it, and the watcher unlocks it", t.PID, t.Member.Name, state)
 	})
 }
 

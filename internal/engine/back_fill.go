@@ -52,7 +52,7 @@ func isCheckpointed(ctx context.Context, t *Target) (bool, error) {
 func (b *wayBack) fill(ctx context.Context, t *Target) error {
 	if err := b.fillIn(ctx, t); err != nil {
 		if b.Kind == journal.KindRestore && errors.Is(err, pages.ErrDamaged) {
-			err = fmt.Errorf("%w: %s", err, preflight.New(preflight.FindingImage, "", "").Remedy)
+			err = fmt.Errorf("%w: %s", err, preflight.RemedyOf(preflight.FindingImage))
 		}
 		return fmt.Errorf("the GPU state of process %d (%s): %w", t.PID, t.Member.Name, err)
 	}

@@ -71,7 +71,7 @@ func CheckVacant(dir string) error {
 	}
 	if len(entries) > 0 {
 		remedy := "name a new one"
-		if slices.ContainsFunc(entries, func(e os.DirEntry) bool { return e.Name() == "inventory.img" || e.Name() == ManifestName }) {
+		if IsAmong(entries) {
 			remedy += ", or remove this image"
 		}
 		return fault.New(fmt.Sprintf("image directory %s is not empty, and a dump never overwrites another", dir), remedy)
@@ -85,6 +85,11 @@ func CheckVacant(dir string) error {
 		return fault.New(fmt.Sprintf("image directory %s is a mount point", dir), "name a new directory inside it")
 	}
 	return nil
+}
+
+// IsAmong reports whether the entries of a directory are those of an image, complete or not.
+func IsAmong(entries []os.DirEntry) bool {
+	return slices.ContainsFunc(entries, func(e os.DirEntry) bool { return e.Name() == "inventory.img" || e.Name() == ManifestName })
 }
 
 // checkParent refuses the directory above an image directory if that cannot be made in it. One that is

@@ -169,7 +169,7 @@ func PresentFindings(dir string) preflight.Findings {
 		err = fmt.Errorf("image directory: %w", err)
 	case len(entries) == 0:
 		err = fmt.Errorf("image directory %s is empty", dir)
-	case !slices.ContainsFunc(entries, func(e os.DirEntry) bool { return e.Name() == "inventory.img" || e.Name() == image.ManifestName }):
+	case !image.IsAmong(entries):
 		err = fmt.Errorf("neither a criu image (inventory.img) nor a cucriu manifest is in %s", dir)
 	default:
 		return nil

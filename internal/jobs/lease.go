@@ -107,7 +107,7 @@ func checkNew(dir string) error {
 		return nil
 	}
 	remedy := "name a new one"
-	if !has([]string{"inventory.img", image.ManifestName}, true) {
+	if !image.IsAmong(all) {
 		if info, err := os.Stat(dir); err != nil || info.Mode().Perm()&0o077 == 0 {
 			return nil
 		}
