@@ -10,8 +10,10 @@ VERSION ?= $(shell scripts/version.sh)
 # The product is built and tested without cgo. It opens the driver library at run time, so one binary serves hosts with and
 # without a GPU. git's state reaches the binary only through VERSION.
 export CGO_ENABLED := 0
+# The tests, too, are built with it, so that they share what the build has compiled.
+export GOFLAGS := $(GOFLAGS) -trimpath
 COVER   ?=
-GOBUILD := go build $(COVER) -trimpath -buildvcs=false -ldflags '-s -w -X cucriu/internal/version.Version=$(VERSION)'
+GOBUILD := go build $(COVER) -buildvcs=false -ldflags '-s -w -X cucriu/internal/version.Version=$(VERSION)'
 
 PKGS         ?= ./...
 TESTFLAGS    ?=
@@ -127,7 +129,7 @@ test: build sim workload tools ## vet and all tests (PKGS=./hooks TESTFLAGS='-ru
 	go vet $(PKGS)
 	CUCRIU_TEST_CRIU="$$(scripts/provide-criu.sh)" CUCRIU_TEST_CRIU_PLUGIN="$$(scripts/provide-criu-plugin.sh)" \
 		CUCRIU_TEST_RUNC="$$(scripts/provide-runc.sh)" \
-		CUCRIU_TEST_SSH="$$(scripts/provide-ssh.sh)" CUCRIU_TEST_IPTABLES="$$(scripts/provide-iptables.sh)" scripts/private-exec.sh \
+		CUCRIU_TEST_SSH="$$(scripts/provide-ssh.sh)" CUCRIU_TEST_IPTABLES="$$(scripts/provide-iptables.sh)" scripts/private-exec.sh --in-memory \
 		go test -count=1 -p 2 -timeout $(TEST_TIMEOUT) $(TESTFLAGS) $(PKGS)
 
 .PHONY: test-all

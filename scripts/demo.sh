@@ -19,8 +19,10 @@ export CUCRIU_RUN_DIR=$dir/run
 
 if bin/cucriu gpus >/dev/null 2>&1; then
 	driver=NVIDIA
+	pause=()
 else
 	driver='simulated (no NVIDIA driver on this machine)'
+	pause=(--tick-ms 0) # its GPUs compute on a CPU, and the job would rest four times as long
 	eval "$(build/cudasim/cudasim-run --gpus 2 --root "$dir/host" 2>/dev/null)"
 fi
 gpus=$(bin/cucriu gpus --json | grep -o '"GPU-[0-9a-f-]*"' | sort -u | wc -l)
@@ -56,7 +58,7 @@ run_criu() {
 	printf '         done in %d.%03d s\n' $(((${EPOCHREALTIME/./} - began) / 1000000)) $(((${EPOCHREALTIME/./} - began) / 1000 % 1000))
 }
 
-(cd / && exec setsid "$here/build/workload/cudawork" --dir "$dir/job" --mib 256 --spin stream-sync) </dev/null >/dev/null 2>"$dir/stderr" &
+(cd / && exec setsid "$here/build/workload/cudawork" --dir "$dir/job" --mib 256 --spin stream-sync "${pause[@]}") </dev/null >/dev/null 2>"$dir/stderr" &
 pid=$!
 disown "$pid" # bash is not to report its end
 await 100

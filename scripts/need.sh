@@ -46,11 +46,14 @@ for tool in "$@"; do
 		need jq jq
 		need ip iproute2
 		need setpriv util-linux
+		need pgrep procps
+		need xz xz-utils
 		if ! have ar && ! have dpkg-deb; then
 			lacks dpkg-deb dpkg
 		fi
 		[[ ${SSL_CERT_FILE:-} || -e /etc/pki/tls/certs || $(ls -A /etc/ssl/certs 2>/dev/null) ]] || lacks "CA certificates" ca-certificates
 		[[ -s /sys/class/dmi/id/product_uuid || -s /etc/machine-id ]] || die "/etc/machine-id is empty" "Run: tr -d - </proc/sys/kernel/random/uuid >/etc/machine-id"
+		[[ -s /etc/hosts ]] || die "/etc/hosts is missing" "Run: echo 127.0.0.1 localhost >/etc/hosts"
 		((EUID == 0)) || die "only root can run criu" "Run it as root: sudo make …"
 		;;
 	*)

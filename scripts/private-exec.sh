@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
-# private-exec.sh COMMAND...: runs a command apart from this host's configuration of criu and cucriu, and apart from other such
+# private-exec.sh [--in-memory] COMMAND...: runs a command apart from this host's configuration of criu and cucriu, and apart from other such
 # commands. The command has
-#   - a temporary directory of its own ($TMPDIR), which is removed when the command has ended, even if it was killed
+#   - a temporary directory of its own ($TMPDIR), which is removed when the command has ended, even if it was killed; with --in-memory, it is
+#     kept in memory where there is enough, so that nobody waits for a disk
 #   - a mount namespace of its own, in which criu's and cucriu's configuration, cucriu's sessions and shared memory are empty
 #   - no descriptors but standard input, output and error (clean-exec.sh)
 # The script executes the command instead of waiting for it, so signals and the exit status are the command's own. Needs root.
@@ -22,9 +23,13 @@ no_namespace() { # WHAT WHY
 		"Run this as root with CAP_SYS_ADMIN (in a container: --privileged)."
 }
 
+# What the tests have in files at once is far below this, and a machine that is short of memory keeps them on its disk.
+enough_kib=$((12 << 20))
+
 if [[ ${1:-} == --inside ]]; then
 	dir=$2
-	shift 2
+	in_memory=$3
+	shift 3
 	hidden=0
 	for place in /etc/criu /etc/cucriu /run/cucriu "${HOME:-/root}/.criu"; do
 		if [[ -d $place ]]; then
@@ -36,12 +41,21 @@ if [[ ${1:-} == --inside ]]; then
 	if [[ -d /dev/shm ]]; then
 		why=$(mount -t tmpfs -o mode=1777,nosuid,nodev tmpfs /dev/shm 2>&1) || no_namespace "cannot mount an own /dev/shm" "$why"
 	fi
+	available=$(sed -nE 's/^MemAvailable: +([0-9]+) kB/\1/p' /proc/meminfo)
+	if [[ $in_memory == yes ]] && ((${available:-0} >= enough_kib)); then
+		why=$(mount -t tmpfs -o mode=1777,size=60%,nr_inodes=0 tmpfs "$dir/tmp" 2>&1) || no_namespace "cannot keep temporary files in memory" "$why"
+	fi
 	unset CRIU_CONFIG_FILE CRIU_LIBS_DIR CUCRIU_CONFIG
 	export TMPDIR=$dir/tmp CUCRIU_RUN_DIR=$dir/run
 	exec "$scripts/clean-exec.sh" "$@"
 fi
 
-(($# > 0)) || die "there is no command" "usage: private-exec.sh COMMAND..."
+in_memory=no
+if [[ ${1:-} == --in-memory ]]; then
+	in_memory=yes
+	shift
+fi
+(($# > 0)) || die "there is no command" "usage: private-exec.sh [--in-memory] COMMAND..."
 type -P unshare >/dev/null || die "unshare is missing" "Install util-linux."
 why=$(unshare --mount true 2>&1) || no_namespace "cannot make a mount namespace" "$why"
 
@@ -54,4 +68,4 @@ mkdir -m 1777 "$dir/tmp"
 "$scripts/clean-exec.sh" setsid --fork \
 	bash -c 'cd /; tail --pid="$1" --follow /dev/null; rm -rf -- "$2"' private-exec.sh "$$" "$dir" \
 	</dev/null >/dev/null 2>&1
-exec unshare --mount -- bash "${BASH_SOURCE[0]}" --inside "$dir" "$@"
+exec unshare --mount -- bash "${BASH_SOURCE[0]}" --inside "$dir" "$in_memory" "$@"

@@ -11,6 +11,7 @@ shift || true
 releases=("$@")
 ((${#releases[@]} > 0)) || releases=(bookworm trixie)
 have debootstrap || die "debootstrap is missing" "apt-get install debootstrap"
+mkdir -p build
 goroot=$(go env GOROOT)
 go mod download
 modules=$(go env GOMODCACHE)
@@ -48,7 +49,8 @@ make_root() {
 		mkdir -p "$root/usr/local/share"
 		cp -r /usr/local/share/ca-certificates "$root/usr/local/share/"
 	fi
-	cp /etc/apt/apt.conf.d/*proxy* "$root/etc/apt/apt.conf.d/" 2>/dev/null || true
+	# How this machine reaches its mirror.
+	grep -lsE 'Proxy|Check-Valid-Until' /etc/apt/apt.conf.d/* | xargs -r cp -t "$root/etc/apt/apt.conf.d/" || true
 }
 
 # source_tree puts this commit, Go and the modules there. Go is the only thing that Debian does not have new enough.
@@ -64,7 +66,7 @@ satisfy() {
 	inside apt-get update -qq
 	inside apt-get install -y -qq --no-install-recommends make git >/dev/null
 	local line
-	for _ in 1 2 3; do
+	for _ in 1 2 3 4; do
 		if line=$(inside bash -c 'cd /work/cucriu && scripts/need.sh go gcc tests' 2>&1); then
 			return
 		fi

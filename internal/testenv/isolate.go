@@ -6,10 +6,13 @@ import (
 	"os"
 	"os/exec"
 	"regexp"
+	"slices"
 	"strconv"
 	"strings"
 	"testing"
 	"time"
+
+	"golang.org/x/sys/unix"
 
 	"cucriu/internal/testenv/reaper"
 )
@@ -66,6 +69,9 @@ func Isolated(t *testing.T, test func(*testing.T)) {
 func IsolatedFor(t *testing.T, limit time.Duration, test func(*testing.T)) {
 	t.Helper()
 	if os.Getenv(roleVariable) == roleTest {
+		// The test's folders are removed after this.
+		t.TempDir()
+		t.Cleanup(killOthers)
 		test(t)
 		return
 	}
@@ -90,6 +96,23 @@ func IsolatedFor(t *testing.T, limit time.Duration, test func(*testing.T)) {
 }
 
 func namespaces() bool { return os.Getenv("CUCRIU_TEST_NAMESPACES") != "off" }
+
+// killOthers ends what an isolated test has left running, which would go on to write into the
+// test's folders while they are removed.
+func killOthers() {
+	if !namespaces() {
+		return // the others are the machine's
+	}
+	const all = -1 // but the init and the caller
+	for {
+		_ = unix.Kill(all, unix.SIGKILL)
+		others := slices.DeleteFunc(PIDs(), func(pid int) bool { return pid == 1 || pid == os.Getpid() })
+		if len(NotEnding(others)) == 0 {
+			return
+		}
+		time.Sleep(time.Millisecond)
+	}
+}
 
 func runInit() int {
 	os.Setenv(roleVariable, roleTest)

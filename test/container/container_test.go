@@ -276,8 +276,9 @@ func TestARestoreThatFailsLeavesOtherContainersAlone(t *testing.T) {
 		container.Delete()
 		// Between the fork of the root and the first stage at which criu names it. Criu
 		// before 4.2 calls the script twice, the second time with the mark of what is its.
+		// The name of a socket has 107 characters at most.
 		container.Configure("action-script " + testenv.Script(t, fmt.Sprintf(`case $CRTOOLS_SCRIPT_ACTION in
-pre-restore) if mkdir %[2]s; then setsid unshare --pid --fork --mount-proc %[1]s service --address %[2]s/socket </dev/null >/dev/null 2>&1 & fi ;;
+pre-restore) if mkdir %[2]s; then cd %[2]s; setsid unshare --pid --fork --mount-proc %[1]s service --address socket </dev/null >/dev/null 2>&1 & fi ;;
 setup-namespaces) until [ -e %[2]s/socket ]; do sleep 0.01; done; kill -9 $PPID ;;
 esac`, testenv.Criu(t), filepath.Join(t.TempDir(), "other"))))
 		other := func() []int {
