@@ -73,7 +73,7 @@ func Remove(ctx context.Context, hook *hooks.Hook, job Local, agreed, keepOutput
 		return refuse(errors.Join(err, c.store.Close()))
 	}
 	if err = UndoFiles(hook.Config.RunDir, job.Dir); err == nil {
-		err = l.removeAll(&r, keepOutput)
+		err = l.removeAll(ctx, &r, keepOutput)
 	}
 	if err != nil {
 		return r, errors.Join(err, c.store.Close())
@@ -104,7 +104,7 @@ func (s *core) mayLose(r *Removal, agreed bool) error {
 	return err
 }
 
-func (s *lease) removeAll(r *Removal, keepOutput bool) error {
+func (s *lease) removeAll(ctx context.Context, r *Removal, keepOutput bool) error {
 	kept, err := Tails(s.Dir)
 	if err != nil {
 		return err
@@ -115,7 +115,7 @@ func (s *lease) removeAll(r *Removal, keepOutput bool) error {
 	if _, err := s.store.RemoveLeftovers(); err != nil { // staged elsewhere, too
 		return err
 	}
-	left, err := s.store.RemoveAll()
+	left, err := s.store.RemoveAll(ctx)
 	r.Left = append(r.Left, left...)
 	if err == nil {
 		err = removeSandboxes(s.Dir)

@@ -204,7 +204,7 @@ func (r *Record) LeavesStopped() bool {
 // HandedOver reports whether the hook has done its part of a dump. From then on the freezers are as the
 // engine left them, or as criu or the engine has set them since.
 func (r *Record) HandedOver() bool {
-	return r.Step == StepDumping || r.Step == StepTransferring || r.Step == StepDumped
+	return slices.Contains([]Step{StepDumping, StepPublish, StepTransferring, StepDumped}, r.Step)
 }
 
 // ResumedOutcome returns the outcome of a session whose processes are back.

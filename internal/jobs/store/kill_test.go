@@ -15,7 +15,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-const killVariable = "CUCRIU_STORE_KILL" // DIR STAGED STEP: a change of the store is killed there
+const killVariable = "CUCRIU_STORE_KILL" // CHANGE DIR FROM STEP: a change of the store in DIR is killed there
 
 func TestMain(m *testing.M) {
 	if order := os.Getenv(killVariable); order != "" {
@@ -28,12 +28,11 @@ func TestMain(m *testing.M) {
 	os.Exit(m.Run())
 }
 
-// change publishes a checkpoint and prunes the older ones. It dies at a step, and prints how
-// many there are.
+// change changes a store. It dies at a step, and prints how many there are.
 func change(order string) error {
-	var dir, staged string
+	var what, dir, from string
 	var last int
-	if _, err := fmt.Sscan(order, &dir, &staged, &last); err != nil {
+	if _, err := fmt.Sscan(order, &what, &dir, &from, &last); err != nil {
 		return err
 	}
 	s, err := Open(dir, OpenOptions{})
@@ -47,17 +46,26 @@ func change(order string) error {
 		}
 		return nil
 	}
+	if what == "import" {
+		err = importAll(s, from)
+	} else {
+		err = publishAndPrune(s, from)
+	}
+	fmt.Println(steps)
+	return errors.Join(err, s.Close())
+}
+
+// publishAndPrune publishes a checkpoint and prunes the older ones.
+func publishAndPrune(s *Store, staged string) error {
 	stage, err := s.StageDir(filepath.Dir(staged), nil)
 	if err != nil {
 		return err
 	}
-	var info Info
 	all, err := s.Checkpoints()
 	if err != nil {
 		return err
 	}
-	info = all[0].Info
-	c, err := s.Publish(context.Background(), staged, info)
+	c, err := s.Publish(context.Background(), staged, all[0].Info)
 	if err != nil {
 		return err
 	}
@@ -67,8 +75,50 @@ func change(order string) error {
 	if _, err := s.Prune(context.Background(), Policy{Keep: 1}); err != nil {
 		return err
 	}
-	fmt.Println(steps)
-	return errors.Join(s.RemoveStage(stage), s.Close())
+	return s.RemoveStage(stage)
+}
+
+// importAll imports what another store lists.
+func importAll(s *Store, from string) error {
+	other, err := View(from)
+	if err != nil {
+		return err
+	}
+	listed, err := other.List(all)
+	if err != nil {
+		return err
+	}
+	arriving, err := os.MkdirTemp(s.dir, ".arriving-*")
+	if err != nil {
+		return err
+	}
+	for _, l := range listed {
+		arrived := func(number int) string {
+			name := filepath.Join(arriving, l.Name+"-"+strconv.Itoa(number))
+			err = errors.Join(err, os.Link(filepath.Join(other.checkpointDir(l.Name), l.Files[number].Name), name))
+			return name
+		}
+		err = errors.Join(s.Import(context.Background(), l, arrived), err)
+	}
+	return errors.Join(err, os.RemoveAll(arriving))
+}
+
+// changeKilledAt has another process change a store, and reports whether it was killed, or how many steps the
+// change has.
+func changeKilledAt(t *testing.T, what, dir, from string, last int) (killed bool, steps int) {
+	t.Helper()
+	cmd := exec.Command("/proc/self/exe")
+	cmd.Env = append(os.Environ(), fmt.Sprintf("%s=%s %s %s %d", killVariable, what, dir, from, last))
+	cmd.Stderr = os.Stderr
+	out, err := cmd.Output()
+	var exit *exec.ExitError
+	if errors.As(err, &exit) && exit.Sys().(syscall.WaitStatus).Signal() == unix.SIGKILL {
+		return true, 0
+	}
+	must(t, err)
+	steps, err = strconv.Atoi(strings.TrimSpace(string(out)))
+	must(t, err)
+	return false, steps
 }
 
 // TestAKilledChangeHarmsNothing kills a publication and a pruning at every step. Afterwards
@@ -78,32 +128,22 @@ func TestAKilledChangeHarmsNothing(t *testing.T) {
 	cpu := newProcess("9", 9, 1, 2)
 	staged := stageImage(t, filepath.Join(base, "image"), 3, changed(newMemory(2, 4), 3, 1))
 	stageMemory(t, staged, cpu.with(9, 3))
-	steps := 0
-	run := func(t *testing.T, last int) (dir string, killed bool) {
+	run := func(t *testing.T, last int) (dir string, killed bool, steps int) {
 		dir = filepath.Join(base, fmt.Sprint("job", last))
 		s := openStore(t, dir)
 		publish(t, s, 1, newMemory(1, 4), cpu)
 		must(t, s.Verify(t.Context(), publish(t, s, 2, newMemory(2, 4), cpu.with(9, 5)), 1, nil))
 		must(t, s.Close())
-		cmd := exec.Command("/proc/self/exe")
-		cmd.Env = append(os.Environ(), fmt.Sprintf("%s=%s %s %d", killVariable, dir, staged, last))
-		cmd.Stderr = os.Stderr
-		out, err := cmd.Output()
-		var exit *exec.ExitError
-		if errors.As(err, &exit) && exit.Sys().(syscall.WaitStatus).Signal() == unix.SIGKILL {
-			return dir, true
-		}
-		must(t, err)
-		steps, err = strconv.Atoi(strings.TrimSpace(string(out)))
-		must(t, err)
-		return dir, false
+		killed, steps = changeKilledAt(t, "publish", dir, staged, last)
+		return dir, killed, steps
 	}
-	if _, killed := run(t, 0); killed || steps < 16 {
+	_, killed, steps := run(t, 0)
+	if killed || steps < 16 {
 		t.Fatalf("%d steps, killed %t", steps, killed)
 	}
 	for last := 1; last <= steps; last++ {
 		t.Run(strconv.Itoa(last), func(t *testing.T) {
-			dir, killed := run(t, last)
+			dir, killed, _ := run(t, last)
 			if !killed {
 				t.Fatal("it was not killed")
 			}
@@ -129,6 +169,56 @@ func TestAKilledChangeHarmsNothing(t *testing.T) {
 			}
 			if c := publish(t, s, 4, newMemory(4, 2), cpu.with(9, 6)); c.Shared < 2<<20 {
 				t.Errorf("%d bytes are shared afterwards", c.Shared)
+			}
+		})
+	}
+}
+
+// TestAKilledImportIsWholeOrAbsent kills at every step an import of two checkpoints, of which one replaces
+// another of the same name. Afterwards each is an old one, the new one, or absent, and can be imported.
+func TestAKilledImportIsWholeOrAbsent(t *testing.T) {
+	base := onTmpfs(t, "size=512m")
+	source := openStore(t, filepath.Join(base, "source"))
+	publish(t, source, 1, newMemory(1, 4))
+	publish(t, source, 2, newMemory(2, 4))
+	want := names(list(t, source))
+	run := func(t *testing.T, last int) (dir string, killed bool, steps int) {
+		dir = filepath.Join(base, fmt.Sprint("job", last))
+		s := openStore(t, dir)
+		publish(t, s, 3, newMemory(3, 4))
+		must(t, s.Close())
+		killed, steps = changeKilledAt(t, "import", dir, source.dir, last)
+		return dir, killed, steps
+	}
+	_, killed, steps := run(t, 0)
+	if killed || steps < 7 {
+		t.Fatalf("%d steps, killed %t", steps, killed)
+	}
+	for last := 1; last <= steps; last++ {
+		t.Run(strconv.Itoa(last), func(t *testing.T) {
+			dir, killed, _ := run(t, last)
+			if !killed {
+				t.Fatal("it was not killed")
+			}
+			s := openStore(t, dir)
+			if _, err := s.RemoveLeftovers(); err != nil {
+				t.Fatal(err)
+			}
+			wantWhole(t, s, names(list(t, s)))
+			if _, err := s.List(all); err != nil {
+				t.Fatal(err)
+			}
+			must(t, importAll(s, source.dir))
+			wantWhole(t, s, want)
+			for i, c := range list(t, s) {
+				if c.sum != list(t, source)[i].sum {
+					t.Errorf("checkpoint %s is not the source's", c.Name)
+				}
+			}
+			entries, err := os.ReadDir(s.path(CheckpointsDir))
+			must(t, err)
+			if len(entries) != 2 {
+				t.Errorf("left over: %v", entries)
 			}
 		})
 	}

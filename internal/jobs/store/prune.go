@@ -126,10 +126,7 @@ func (s *Store) remove(ctx context.Context, name string) error {
 		return err
 	}
 	dir, aside := s.checkpointDir(name), s.checkpointDir(partialPrefix+name)
-	err := os.Rename(dir, aside)
-	if err == nil {
-		err = s.step(ctx, stepSetAside)
-	}
+	err := s.setAside(ctx, name, aside)
 	// A person may have pinned it just now, through a view.
 	if err == nil {
 		if _, pinned := os.Lstat(filepath.Join(aside, pinnedName)); pinned == nil {
@@ -137,7 +134,7 @@ func (s *Store) remove(ctx context.Context, name string) error {
 		}
 	}
 	if err == nil {
-		err = errors.Join(durable.Sync(s.path(CheckpointsDir)), os.RemoveAll(aside))
+		err = os.RemoveAll(aside)
 	}
 	if err != nil {
 		return fmt.Errorf("remove checkpoint %s: %w", name, err)
@@ -145,12 +142,20 @@ func (s *Store) remove(ctx context.Context, name string) error {
 	return nil
 }
 
+// setAside takes the name of a checkpoint away, on disk. What is under the new name is a leftover.
+func (s *Store) setAside(ctx context.Context, name, aside string) error {
+	if err := os.Rename(s.checkpointDir(name), aside); err != nil {
+		return err
+	}
+	return errors.Join(s.step(ctx, stepSetAside), durable.Sync(s.path(CheckpointsDir)))
+}
+
 // Dirs are the names of the directories in a job's that are the store's.
 func Dirs() []string { return []string{CheckpointsDir, stagedDir} }
 
 // RemoveAll removes all checkpoints, pinned or not, the oldest first, and the store's directories. It returns
 // the paths of what is there and not the store's own, which stays.
-func (s *Store) RemoveAll() (left []string, err error) {
+func (s *Store) RemoveAll(ctx context.Context) (left []string, err error) {
 	s.mutex.Lock()
 	defer s.mutex.Unlock()
 	if err := s.mayChange(); err != nil {
@@ -162,10 +167,11 @@ func (s *Store) RemoveAll() (left []string, err error) {
 	}
 	for _, name := range names {
 		aside := s.checkpointDir(partialPrefix + name)
-		if err := os.Rename(s.checkpointDir(name), aside); err != nil {
-			return nil, fmt.Errorf("remove checkpoint %s: %w", name, err)
+		err := s.setAside(ctx, name, aside)
+		if err == nil {
+			err = os.RemoveAll(aside)
 		}
-		if err := os.RemoveAll(aside); err != nil {
+		if err != nil {
 			return nil, fmt.Errorf("remove checkpoint %s: %w", name, err)
 		}
 	}

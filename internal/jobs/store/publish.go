@@ -35,7 +35,7 @@ const (
 	stepRecord   = "store.record"   // all files are in it
 	stepRename   = "store.rename"   // all of it is on disk
 	stepRenamed  = "store.renamed"  // it has its name
-	stepSetAside = "store.setaside" // a checkpoint to be removed has lost its name
+	stepSetAside = "store.setaside" // a checkpoint to be removed or replaced has lost its name
 )
 
 func (s *Store) step(ctx context.Context, step string) error {
@@ -73,17 +73,22 @@ func (s *Store) Publish(ctx context.Context, staged string, info Info) (Checkpoi
 }
 
 // create has fill write a checkpoint, waits until all of it is on disk, and gives it its name. An
-// earlier one of that name is replaced.
+// earlier one of that name is replaced: it is whole or absent, as the new one.
 func (s *Store) create(ctx context.Context, name string, fill func(dir string) error) error {
-	partial, dir := s.checkpointDir(partialPrefix+name), s.checkpointDir(name)
-	err := errors.Join(os.RemoveAll(partial), os.Mkdir(partial, 0o700))
+	partial, dir, earlier := s.checkpointDir(partialPrefix+name), s.checkpointDir(name), s.checkpointDir(partialPrefix+"earlier-"+name)
+	err := errors.Join(os.RemoveAll(partial), os.RemoveAll(earlier), os.Mkdir(partial, 0o700))
 	for _, do := range []func() error{
 		func() error { return s.step(ctx, stepBegin) },
 		func() error { return fill(partial) },
 		func() error { return durable.SyncTree(ctx, partial) },
 		func() error { return s.step(ctx, stepRename) },
 		s.Fenced,
-		func() error { return os.RemoveAll(dir) },
+		func() error {
+			if err := s.setAside(ctx, name, earlier); !errors.Is(err, fs.ErrNotExist) {
+				return err
+			}
+			return nil
+		},
 		func() error { return os.Rename(partial, dir) },
 	} {
 		if err == nil {
@@ -93,7 +98,7 @@ func (s *Store) create(ctx context.Context, name string, fill func(dir string) e
 	if err != nil {
 		return errors.Join(err, os.RemoveAll(partial))
 	}
-	return cmp.Or(s.step(ctx, stepRenamed), durable.Sync(s.path(CheckpointsDir)))
+	return cmp.Or(s.step(ctx, stepRenamed), durable.Sync(s.path(CheckpointsDir)), os.RemoveAll(earlier))
 }
 
 const (
