@@ -6,7 +6,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"math"
 	"os"
 	"path/filepath"
 	"slices"
@@ -47,11 +46,14 @@ func (v *value) Type() string   { return v.kind }
 
 // parsePID reads the pid of one process. criu and the kernel count pids in 32 bits.
 func parsePID(text string) (int, error) {
-	pid, err := strconv.Atoi(text)
-	if err != nil || pid <= 0 || pid > math.MaxInt32 {
+	pid, err := strconv.ParseInt(text, 10, 32)
+	switch {
+	case errors.Is(err, strconv.ErrRange) && pid > 0:
+		return 0, errors.New("no process has so large a pid")
+	case err != nil || pid <= 0:
 		return 0, errors.New("a pid is a positive number")
 	}
-	return pid, nil
+	return int(pid), nil
 }
 
 // pidFlag adds an option that names one process; 0 if it was not given.

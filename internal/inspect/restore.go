@@ -93,11 +93,14 @@ func (n MemoryNeed) Require(ctx context.Context, driver *cudackpt.Driver) error 
 			return fmt.Errorf("cannot determine how much memory of %v is free, and a restore that runs out of it would lose the process: %w", uuid, err)
 		}
 		if memory.Free < n[uuid] {
-			return fault.New(fmt.Sprintf("%v has %d MiB free and the restore needs %d MiB", uuid, memory.Free>>20, n[uuid]>>20), "free memory on it, or map to another GPU")
+			return &memoryError{fault.New(fmt.Sprintf("%v has %d MiB free and the restore needs %d MiB", uuid, memory.Free>>20, n[uuid]>>20), "free memory on it, or map to another GPU")}
 		}
 	}
 	return nil
 }
+
+// memoryError says that a GPU has too little free memory.
+type memoryError struct{ *fault.Explained }
 
 // DriverVersionError says that an image was made with another driver than this host has.
 type DriverVersionError struct {
@@ -110,15 +113,16 @@ type DriverVersionError struct {
 func PlanFinding(err error) preflight.Finding {
 	var mapError *gpumap.MapError
 	var version *DriverVersionError
+	var memory *memoryError
 	switch {
 	case errors.As(err, &version):
 		return preflight.Found(preflight.FindingDriverVersion, err)
 	case errors.As(err, &mapError):
 		return preflight.New(preflight.FindingGPUMap, mapError.Cause, mapError.Remedy)
-	case errors.Is(err, cudackpt.ErrNotSupported):
-		return preflight.Found(preflight.FindingDriverOld, err)
+	case errors.As(err, &memory):
+		return preflight.Found(preflight.FindingGPUMemory, err)
 	}
-	return preflight.Found(preflight.FindingGPUMemory, err)
+	return driverFinding(err)
 }
 
 // CheckImage finds the reasons for which a restore of an image on this host would be refused.
@@ -162,6 +166,10 @@ func PresentFindings(dir string) preflight.Findings {
 	remedy := "name an image directory"
 	entries, err := os.ReadDir(dir)
 	switch {
+	case errors.Is(err, os.ErrNotExist):
+		err = fmt.Errorf("image directory %s does not exist", dir)
+	case errors.Is(err, unix.ENOTDIR):
+		err = fmt.Errorf("image directory %s is not a directory", dir)
 	case errors.Is(err, os.ErrPermission):
 		remedy = "run as root"
 		fallthrough

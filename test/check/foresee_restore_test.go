@@ -87,7 +87,7 @@ func TestADirectoryThatIsNoImageIsForetold(t *testing.T) {
 			t.Fatal(err)
 		}
 		for path, says := range map[string]string{
-			filepath.Join(dir, "nowhere"): "no such file", empty: "is empty", file: "not a directory", other: "neither a criu image",
+			filepath.Join(dir, "nowhere"): "does not exist", empty: "is empty", file: "not a directory", other: "neither a criu image",
 		} {
 			if found := testenv.Foretold(t, host, "restore", preflight.FindingImage, "-D", path); !strings.Contains(found.Message, says) {
 				t.Errorf("%s: %v does not say %q", path, found, says)

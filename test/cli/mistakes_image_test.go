@@ -52,7 +52,7 @@ func TestMistakesAboutWhatToRestore(t *testing.T) {
 		}
 		restore := func(dir string, more ...string) []string { return append([]string{"restore", "-D", dir}, more...) }
 		b.make(t,
-			mistake{"nothing", restore("nowhere"), refused, "open " + b.path("nowhere") + ": no such file or directory: name an image directory"},
+			mistake{"nothing", restore("nowhere"), refused, "image directory " + b.path("nowhere") + " does not exist: name an image directory"},
 			mistake{"a file", restore("file"), refused, "not a directory: name an image directory"},
 			mistake{"an empty directory", restore("empty"), refused, b.path("empty") + " is empty: name an image directory"},
 			mistake{"a foreign directory", restore("foreign"), refused, "neither a criu image (inventory.img) nor a cucriu manifest is in "},
@@ -64,7 +64,7 @@ func TestMistakesAboutWhatToRestore(t *testing.T) {
 			mistake{"verify without inventory", []string{"verify", "uncounted"}, 1, "uncounted/inventory.img is missing: the image is incomplete: copy the image again from its source"},
 			mistake{"inspect without inventory", []string{"inspect", "uncounted"}, refused, "uncounted/inventory.img is missing: the image is incomplete: copy the image again from its source"},
 			mistake{"map without manifest", []string{"map", "-D", without("unmanned", "cucriu.json")}, refused, "unmanned/cucriu.json is missing: the image is incomplete: copy the image again from its source"},
-			mistake{"map of nothing", []string{"map", "-D", "nowhere"}, refused, "nowhere: no such file or directory: name an image directory"},
+			mistake{"map of nothing", []string{"map", "-D", "nowhere"}, refused, "nowhere does not exist: name an image directory"},
 			mistake{"map of an empty directory", []string{"map", "-D", "empty"}, refused, "empty is empty: name an image directory"},
 			mistake{"inspect of a file", []string{"inspect", "file"}, refused, "not a directory: name an image directory"},
 			mistake{"inspect of a foreign directory", []string{"inspect", "foreign"}, refused, "neither a criu image"},

@@ -54,7 +54,7 @@ func TestWrongUsage(t *testing.T) {
 		{"dump negative pid", positive, []string{"dump", "-t", "-5", "-D", dir}},
 		{"dump pid that is no number", positive, []string{"dump", "-t", "job", "-D", dir}},
 		{"dump pid that is empty", positive, []string{"dump", "-t", "", "-D", dir}},
-		{"dump pid beyond 32 bits", positive, []string{"dump", "-t", "4294967297", "-D", dir}}, // cut off to 32 bits, it is 1
+		{"dump pid beyond 32 bits", "no process has so large a pid", []string{"dump", "-t", "4294967297", "-D", dir}}, // cut off to 32 bits, it is 1
 		{"dump flag without its value", "needs an argument", []string{"dump", "-D", dir, "-t"}},
 		{"dump no folder", "the directory name is empty", []string{"dump", "-t", pid, "-D", ""}},
 		{"dump no work folder", "the directory name is empty", []string{"dump", "-t", pid, "-D", dir, "-W", ""}},

@@ -210,7 +210,7 @@ func TestCommandRefuses(t *testing.T) {
 			{testenv.StatusRefused, "not a directory", []string{"dump", "-t", job.Root(), "-D", filepath.Join(full, "precious", "images")}},
 			{testenv.StatusRefused, "criu", []string{"dump", "-t", job.Root(), "-D", images, "--criu", "/nonexistent/criu"}},
 			{testenv.StatusRefused, "99999", []string{"dump", "-t", "99999", "-D", images}},
-			{testenv.StatusRefused, "no such file", []string{"restore", "-D", images}},
+			{testenv.StatusRefused, "does not exist", []string{"restore", "-D", images}},
 			{testenv.StatusUsage, "foreground", []string{"restore", "-D", full, "--foreground", "-d"}},
 		} {
 			if out := testenv.Exits(t, host, test.status, test.args...); !strings.Contains(out, test.says) {
