@@ -206,6 +206,7 @@ var rows = fill(slices.Concat(
 		{name: "dumping", point: "dump.dumping", also: []fault{continued, calledTwice, otherDump, imagesGone}, without: lacks(noDeadline, deadline)},
 		{name: "criu at work", scene: criuAtWork, also: []fault{continued, otherDump, imagesGone}, without: lacks(noDeadline, deadline, noHook, hookKilled, calledTwice)},
 		{name: "post-dump", point: "dump.post-dump", also: []fault{continued, otherDump, imagesGone}, without: lacks(noDeadline, deadline)},
+		{name: "publish", point: "dump.publish", also: []fault{continued}, without: lacks(noDeadline, deadline)},
 		{name: "dumped", point: "dump.dumped", also: []fault{continued, calledTwice}, without: lacks(noDeadline, deadline, complete, imagesGone)},
 		{name: "close, by the watcher", point: "dump.close", also: []fault{otherDump}, without: lacks(noDeadline, deadline, watcherHas, hookKilled, criuKilled, allKilled, calledTwice, noImages, imagesFull, notYet, targetKilled, complete, imagesGone)},
 	},
