@@ -41,7 +41,7 @@
 //	checkpoint  all processes in parallel, into memory that stopped threads make ready
 //	release     put the restore threads back into the group-stop
 //	devices     take from CUDA processes what they still hold of the GPUs without using it
-//	copy        the fast lane: copy the staging memory into files. The copy of a process begins as
+//	copy        the fast lane (internal/stages/dump_lanes.go): copy the staging memory into files. The copy of a process begins as
 //	            soon as its checkpoint is over; this step waits for all copies
 //	drop        make the manifest, note the drop in the journal, and drop the memory
 //	freeze      what the engine had frozen, and a v1 freezer that criu will seize through; then
@@ -68,8 +68,8 @@
 //	             creates nothing
 //	pre-resume   SIGSTOP every process: queued, nothing runs before it takes effect; put back the
 //	             CPUs, I/O priority and timer slack of threads
-//	post-resume  all tasks are restored and in the group-stop: the one way back; a failure → kill
-//	             the tree: the image is unchanged, and a half-restored job must not run; and kill
+//	post-resume  all tasks are restored and in the group-stop: the GPU map again, from the GPUs that
+//	             these processes see; the one way back; a failure → kill the tree: the image is unchanged, and a half-restored job must not run; and kill
 //	             criu, so that a container engine sees a failure
 //
 // A restore that was cut off is brought forward, or its tree killed, by the watcher and by recover.

@@ -113,8 +113,8 @@ func Dump(ctx context.Context, hook *hooks.Hook, dir string, options Options) (R
 	}
 	leavesRunning := d.criu.LeaveRunning || d.criu.LeaveStopped
 	if !leavesRunning {
-		d.stage.CommittedDir = dir
-		d.stage.Commit = func(context.Context) error { return publish() }
+		d.stage.PublishedDir = dir
+		d.stage.Publish = func(context.Context) error { return publish() }
 	}
 	var trial *image.Trial
 	if options.Probe {
@@ -165,7 +165,7 @@ func Dump(ctx context.Context, hook *hooks.Hook, dir string, options Options) (R
 			return Result{Session: statusIf(s), Log: d.logPath()}, errors.Join(err, session.CheckEnded(s, root))
 		}
 		if s != nil {
-			s.Update(func() { s.CommittedDir = dir })
+			s.Update(func() { s.PublishedDir = dir })
 			if err := s.Save(); err != nil { // the image is complete all the same
 				hook.Log.Warn("the journal does not record where the image is", "session", s.Name(), "error", err)
 			}

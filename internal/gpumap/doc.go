@@ -4,6 +4,10 @@
 // depends only on the arguments, so a plan can be made, printed and refused before anything is
 // touched. [Make] in make.go decides; plan.go has the [Plan] that comes of it.
 //
+// The plan that counts is made by engine.PlanPairs on the way back, at post-resume, from the GPUs that
+// the restored processes see. inspect.PlanRestore makes one beforehand, from those of the host, only to
+// refuse and to show.
+//
 // The driver's rules (seen on 580):
 //   - the old side of the pairs is exactly the set of GPUs that the process could
 //     see when it was checkpointed, used or not, each once;

@@ -58,7 +58,7 @@ type Record struct {
 	Watcher      *proc.Ident   `json:"watcher,omitempty"`
 	Client       *proc.Ident   `json:"client,omitempty"` // the program that serves criu over RPC, if there is no action script
 	ImageDir     string        `json:"image_dir"`
-	CommittedDir string        `json:"publish_as,omitempty"` // where the complete image goes, if not to ImageDir
+	PublishedDir string        `json:"publish_as,omitempty"` // where the complete image goes, if not to ImageDir
 	Root         *proc.Ident   `json:"root,omitempty"`
 	RootParent   *proc.Ident   `json:"root_parent,omitempty"` // of a restore, if the parent is not criu
 	Mark         uint64        `json:"mark,omitempty"`        // of a restore: identifies what its criu creates

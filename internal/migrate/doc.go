@@ -1,4 +1,5 @@
-// Package migrate moves a running job to another host. Whatever fails, exactly one copy survives.
+// Package migrate moves a running job to another host. Whatever fails, at most one copy runs, and one
+// survives unless the host fails that holds it.
 //
 //	source (cucriu migrate)                    destination (cucriu receive)
 //	begin     ssh DESTINATION cucriu receive   hello: versions, certificates
@@ -11,7 +12,7 @@
 //
 // Package commit knows who may do what, and proves that one copy survives. Each side has one driver
 // of it, for process trees and for long jobs: source.go and receive.go. The states of a process tree
-// are the holds of the hooks' sessions: see [hooks.Hook.Decide]. A program that is killed leaves the
+// are the holds of the hooks' sessions: see watch.Decide. A program that is killed leaves the
 // decision to its watcher or, once the destination has promised, to the source: [Recover] tells the
 // destination what was decided.
 //

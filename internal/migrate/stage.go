@@ -96,7 +96,7 @@ func removeStale(runDir, base string) {
 
 func needed(sessions []*journal.Session, dir string) bool {
 	for _, s := range sessions {
-		if s.Outcome == "" && (strings.HasPrefix(s.ImageDir, dir+"/") || strings.HasPrefix(s.CommittedDir, dir+"/")) {
+		if s.Outcome == "" && (strings.HasPrefix(s.ImageDir, dir+"/") || strings.HasPrefix(s.PublishedDir, dir+"/")) {
 			return true
 		}
 	}

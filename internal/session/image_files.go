@@ -16,7 +16,7 @@ import (
 // their names.
 func OpenPages(s *journal.Record, m *journal.Member) (*pages.Reader, error) {
 	input, err := watchedPages(s.Watcher, m)
-	for _, dir := range []string{s.CommittedDir, s.ImageDir} {
+	for _, dir := range []string{s.PublishedDir, s.ImageDir} {
 		if err != nil && dir != "" {
 			input, err = pages.Open(dir, m.ImagePID, m.Pages.Listing)
 		}

@@ -196,10 +196,10 @@ func StatusOf(s *journal.Session) Status {
 		NotBack: s.Stuck && s.Outcome == "", Elsewhere: s.Elsewhere(), Phases: s.Phases,
 	}
 	if isPublished(s) {
-		status.ImageDir = s.CommittedDir
-		status.Message = strings.ReplaceAll(s.Message, s.ImageDir, s.CommittedDir)
-	} else if s.CommittedDir != "" && s.Outcome == journal.OutcomeRunning { // the dump failed and left nothing
-		status.ImageDir = s.CommittedDir
+		status.ImageDir = s.PublishedDir
+		status.Message = strings.ReplaceAll(s.Message, s.ImageDir, s.PublishedDir)
+	} else if s.PublishedDir != "" && s.Outcome == journal.OutcomeRunning { // the dump failed and left nothing
+		status.ImageDir = s.PublishedDir
 	}
 	if s.Kind == journal.KindDump && s.Held() && s.Message == "" {
 		status.Message = fmt.Sprintf("on its way to %s, and stopped until it is decided where it will run (migration %s)", s.Hold.Peer, s.Hold.ID)
@@ -218,7 +218,7 @@ func StatusOf(s *journal.Session) Status {
 
 // isPublished reports whether the image has got its final name.
 func isPublished(s *journal.Session) bool {
-	if s.CommittedDir == "" || s.Kind != journal.KindDump {
+	if s.PublishedDir == "" || s.Kind != journal.KindDump {
 		return false
 	}
 	switch s.Step {

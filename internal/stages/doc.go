@@ -3,4 +3,20 @@
 // package checkpoint drives over its RPC ([Serve]). Only package checkpoint learns how criu ended,
 // and brings the session to its end at once; the others leave that to the watcher. Package hooks
 // draws the protocol.
+//
+// # How a pid from criu is believed
+//
+// An action script gets pids from its environment, which anybody can make up. So a pid counts for
+// nothing until somebody vouches for it:
+//
+//   - criu itself is the process that holds the descriptor in CRTOOLS_IMAGE_DIR, and an ancestor of
+//     this program ([criuutil.CriuOf]).
+//   - A dump's root is what that criu names; its tree is what the kernel says are its descendants.
+//   - A restore's root is younger than its criu (checkRestored), and has criu's mark, with which it
+//     marks what it creates ([criuutil.Criu.MarkChildren]), where nobody has seen criu create it.
+//   - The processes of a manifest are those of that tree with the pids of the image in their innermost
+//     pid namespace, each found exactly once (matchMembers).
+//   - From then on a process is its pid, start time and pid namespace ([proc.Ident]). Before it is
+//     signalled or traced it is opened as such ([proc.Reopen]), by a descriptor that another process with
+//     the same pid does not answer to.
 package stages

@@ -213,7 +213,7 @@ func (d *dump) startSession() error {
 	}
 	d.Session, err = d.NewSession(journal.Record{
 		Kind: journal.KindDump, Criu: d.criu.Ident, Client: d.stage.Client, Root: &root,
-		ImageDir: imageDir, CommittedDir: d.stage.CommittedDir,
+		ImageDir: imageDir, PublishedDir: d.stage.PublishedDir,
 		LeaveStopped: d.criu.LeaveStopped, LeaveRunning: d.criu.LeaveRunning, RPC: d.criu.RPC, LazyPages: d.criu.LazyPages,
 		Members: d.Members, Ancestors: session.AncestorsOf(d.Members), Hold: d.stage.Hold,
 		Paused: slices.Concat(d.Thawed, d.paused),

@@ -21,14 +21,14 @@ func (c *call) postDump(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	commit := func() error {
-		if c.stage.Commit == nil {
+	publish := func() error {
+		if c.stage.Publish == nil {
 			return nil
 		}
-		return c.stage.Commit(ctx)
+		return c.stage.Publish(ctx)
 	}
 	if s == nil {
-		return commit() // no process of the tree uses CUDA
+		return publish() // no process of the tree uses CUDA
 	}
 	defer s.Unlock()
 	s.NoteCriu()
@@ -44,7 +44,7 @@ func (c *call) postDump(ctx context.Context) error {
 	if err := s.Timeline().Write(filepath.Join(c.stage.ImageDir, image.TimelineName)); err != nil {
 		c.Log.Warn("the image has no timeline", "error", err)
 	}
-	if err := s.DoStep(journal.StepPublish, commit); err != nil {
+	if err := s.DoStep(journal.StepPublish, publish); err != nil {
 		return err
 	}
 	step := journal.StepDumped

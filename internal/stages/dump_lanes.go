@@ -30,6 +30,16 @@ import (
 // them open, so a job can be restored even if somebody removes the image of a dump that failed. The dropped
 // memory is inaccessible: if somebody restores the process without this program, the driver fails, and
 // does not take zeros for the state of the GPU.
+//
+// The memory of a process takes this way if
+//
+//   - the configuration says pages: fast, the default
+//   - criu does not send pages elsewhere (a page server, lazy pages, an incremental dump)
+//   - the process has gained mappings of at least stagingLeast bytes since its checkpoint began
+//   - no page of these is locked in memory, unless the kernel can drop locked pages
+//   - system calls can be made in the process
+//
+// Otherwise it is left to criu, which writes it as any other memory.
 
 // lane is one process's way around criu.
 type lane struct {

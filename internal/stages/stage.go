@@ -30,11 +30,11 @@ type Stage struct {
 	// Stopped is called at pre-dump once no process of the tree runs or, if none uses CUDA, before criu
 	// stops them. It is nil if there is nothing to do. If it returns an error, the dump fails.
 	Stopped func() error `json:"-"`
-	// Commit gives a complete image its final form at post-dump, before criu ends the processes. It is
+	// Publish gives a complete image its final form at post-dump, before criu ends the processes. It is
 	// nil if there is nothing to do. An error keeps the job alive.
-	Commit func(context.Context) error `json:"-"`
-	// CommittedDir is where the image is after Commit; empty if that is still ImageDir.
-	CommittedDir string
+	Publish func(context.Context) error `json:"-"`
+	// PublishedDir is where the image is after Publish; empty if that is still ImageDir.
+	PublishedDir string
 	// Written is told of the files of the GPU state as they grow: see [pages.Writer].
 	Written func(f *os.File, offset, size int64) `json:"-"`
 	// Hold, if it is set, keeps the processes held after criu has done its part, until somebody

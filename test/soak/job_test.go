@@ -318,7 +318,7 @@ func (j *job) owns(s *journal.Session) bool {
 func (j *job) lastOutcome(images string) journal.Outcome {
 	sessions, _ := journal.List(j.host.RunDir)
 	for _, s := range slices.Backward(sessions) {
-		if filepath.Base(s.ImageDir) == filepath.Base(images) || s.CommittedDir == images {
+		if filepath.Base(s.ImageDir) == filepath.Base(images) || s.PublishedDir == images {
 			return s.Outcome
 		}
 	}
