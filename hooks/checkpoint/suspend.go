@@ -225,7 +225,7 @@ func resumeSession(ctx context.Context, s *session.Session) (err error) {
 		return err
 	}
 	defer engine.CloseTargets(targets)
-	if err := engine.PlanPairs(driver, s); err != nil {
+	if err := engine.PlanPairs(driver, s, s.Env.Config.GPUs); err != nil {
 		return preflight.AsRefusal(err)
 	}
 	if err := requireRoom(ctx, &s.Record, driver); err != nil {

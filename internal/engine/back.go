@@ -10,6 +10,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"cucriu/cudackpt"
+	"cucriu/hooks/config"
 	"cucriu/internal/gpumap"
 	"cucriu/internal/inject"
 	"cucriu/internal/inspect"
@@ -267,17 +268,21 @@ func CompleteRestore(ctx context.Context, s *session.Session) error {
 	if len(targets) != len(s.Members) {
 		return fmt.Errorf("%d of the %d restored CUDA processes ended before their GPU state was restored", len(s.Members)-len(targets), len(s.Members))
 	}
-	if len(targets) > 0 {
-		if err := PlanPairs(driver, s); err != nil {
+	if len(targets) > 0 && !s.Restored { // else the GPU state is where it was to go
+		gpus := config.GPUs{Map: s.Map, Unmapped: s.Unmapped}
+		if s.Unmapped == "" {
+			gpus = s.Env.Config.GPUs
+		}
+		if err := PlanPairs(driver, s, gpus); err != nil {
 			return err
 		}
 	}
 	return BringBack(ctx, driver, s, targets)
 }
 
-// PlanPairs makes the plan from the GPUs that the processes see now (a container may see less than its
-// host), and gives every member its pairs.
-func PlanPairs(driver *cudackpt.Driver, s *session.Session) error {
+// PlanPairs makes the plan from a GPU map and the GPUs that the processes see now (a container may see less
+// than its host), and gives every member its pairs.
+func PlanPairs(driver *cudackpt.Driver, s *session.Session, gpus config.GPUs) error {
 	var captured, visible []cudackpt.GPU
 	for i, member := range s.Members {
 		sees, err := driver.VisibleGPUs(member.PID)
@@ -291,7 +296,7 @@ func PlanPairs(driver *cudackpt.Driver, s *session.Session) error {
 			visible = slices.DeleteFunc(visible, func(gpu cudackpt.GPU) bool { return !slices.Contains(sees, gpu) })
 		}
 	}
-	plan, err := gpumap.Make(captured, visible, s.Env.Config.GPUs.Map, s.Env.Config.GPUs.Unmapped)
+	plan, err := gpumap.Make(captured, visible, gpus.Map, gpus.Unmapped)
 	if err != nil {
 		return err
 	}

@@ -17,7 +17,7 @@ type Rule struct {
 	Line int      `json:"line,omitempty"` // where it stands in the configuration file; 0 if it is not from a file
 	// Required makes it an error that From was not captured. Without it the rule is skipped, so that one
 	// file can serve many jobs.
-	Required bool `json:"-"`
+	Required bool `json:"required,omitempty"`
 }
 
 // String names the rule by its line, if it has one, and by its two sides.

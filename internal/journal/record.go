@@ -7,6 +7,7 @@ import (
 	"slices"
 	"time"
 
+	"cucriu/internal/gpumap"
 	"cucriu/internal/image"
 	"cucriu/internal/proc"
 	"cucriu/internal/timeline"
@@ -80,6 +81,10 @@ type Record struct {
 	// Paused are the freezers that were already frozen when the dump began: the container was paused.
 	Paused   []proc.Freezer  `json:"paused,omitempty"`
 	Manifest *image.Manifest `json:"manifest,omitempty"`
+	// Map and Unmapped are the GPU map with which a restore was begun. Whoever completes it follows that one,
+	// and not the map of its own configuration. Unmapped is empty if an earlier version has begun it.
+	Map      []gpumap.Rule   `json:"map,omitempty"`
+	Unmapped gpumap.Policy   `json:"unmapped,omitempty"`
 	Written  *image.Written  `json:"written,omitempty"` // of a dump
 	Phases   timeline.Phases `json:"phases"`
 	// Hold is set if the processes stay held after criu until somebody decides what becomes of them.

@@ -66,6 +66,7 @@ func (c *call) preRestore(ctx context.Context) (err error) {
 	s, err := c.NewSession(journal.Record{
 		Kind: journal.KindRestore, Criu: c.criu.Ident, Mark: mark, CriuExe: watch.Executable(c.criu.PID), Client: c.stage.Client, ImageDir: imageDir,
 		LeaveStopped: c.criu.LeaveStopped, RootParent: c.criu.RootParent, Manifest: &manifest, Hold: c.stage.Hold,
+		Map: c.Config.GPUs.Map, Unmapped: c.Config.GPUs.Unmapped,
 	}, c.stage.Action, c.begun)
 	if err != nil {
 		return err

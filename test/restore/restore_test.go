@@ -104,11 +104,52 @@ func TestTheCommandLinesMapReplacesTheConfigurations(t *testing.T) {
 		}
 		testenv.Exits(t, host, testenv.StatusRefused, "restore", "-D", images, "--map", "0=7")
 		testenv.Exits(t, host, 0, "restore", "-D", images, "--map", "0="+uuids[1], "--map", uuids[1]+"=0")
-		job.Runs()
-		if on := job.MustStatus(0).GPUs; on[0].UUID != uuids[1] || on[1].UUID != uuids[0] {
-			t.Errorf("the job is on %v, not swapped", on)
-		}
+		isOn(t, host, job, 1, 0)
 	})
+}
+
+// TestARestoreKeepsItsMap: who completes a restore whose program was killed follows the map that it was begun
+// with, be it the watcher or another restore, which has a map of its own.
+func TestARestoreKeepsItsMap(t *testing.T) {
+	t.Run("watcher", func(t *testing.T) {
+		testenv.Isolated(t, func(t *testing.T) {
+			host := testenv.NewHost(t, 2)
+			job := host.Start(1, "--gpus", "0,1")
+			images := host.Dump(job)
+			host.UseFailpoint("restore.post-resume=kill")
+			if err := host.CucriuCommand("restore", "-D", images, "--map", "0=1", "--map", "1=0").Run(); err == nil {
+				t.Fatal("the command was not killed")
+			}
+			testenv.Eventually(t, testenv.Soon, "the restore has an outcome", func() bool { return host.RestoreOutcome() != "" })
+			isOn(t, host, job, 1, 0)
+		})
+	})
+	t.Run("another restore", func(t *testing.T) {
+		testenv.Isolated(t, func(t *testing.T) {
+			host := testenv.NewHost(t, 2)
+			job, other := host.Start(1, "--gpus", "0,1"), host.Start(1, "--gpus", "0,1")
+			images, others := host.Dump(job), host.Dump(other)
+			host.UseFailpoint("restore.post-resume=kill-watcher+kill")
+			host.Restore(images)
+			testenv.Eventually(t, testenv.Soon, "criu has let go of the job", job.Stopped)
+			host.Setenv("CUCRIU_FAILPOINT", "")
+			testenv.Exits(t, host, 0, "restore", "-D", others, "--map", "0=1", "--map", "1=0")
+			isOn(t, host, other, 1, 0)
+			isOn(t, host, job, 0, 1)
+		})
+	})
+}
+
+// isOn checks that the job runs, and on which GPUs of the host.
+func isOn(t *testing.T, host *testenv.Host, job *testenv.Job, want ...int) {
+	t.Helper()
+	job.Runs()
+	uuids := host.UUIDs()
+	for i, gpu := range job.MustStatus(0).GPUs {
+		if gpu.UUID != uuids[want[i]] {
+			t.Errorf("GPU %d of the job is %s, and not %s", i, gpu.UUID, uuids[want[i]])
+		}
+	}
 }
 
 func TestAJobGoesOnOnTheGPUsOfAnotherHost(t *testing.T) {
