@@ -172,11 +172,10 @@ func DumpsInto(all []*Session, dir os.FileInfo) (into []*Session) {
 	return into
 }
 
-// Shares reports whether any of the given processes is in the session.
+// Shares reports whether any of the given processes is in the session, with CUDA or without: it holds both.
 func (s *Session) Shares(members []Member) bool {
-	return slices.ContainsFunc(s.Members, func(m Member) bool {
-		return slices.ContainsFunc(members, func(other Member) bool { return m.Ident == other.Ident })
-	})
+	held := append(IdentsOf(s.Members), s.Others...)
+	return slices.ContainsFunc(members, func(m Member) bool { return slices.Contains(held, m.Ident) })
 }
 
 // tidy removes the oldest closed sessions, and those that were killed before they had a journal. The

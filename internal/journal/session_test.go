@@ -348,3 +348,17 @@ func TestADumpIsHandedOverOnceCriuIsAtWork(t *testing.T) {
 		}
 	}
 }
+
+func TestASessionSharesTheProcessesThatItHolds(t *testing.T) {
+	with, without, stranger := Member{}, ident(t, 2, 1), Member{}
+	with.Ident, stranger.Ident = ident(t, 1, 1), ident(t, 3, 1)
+	s := &Session{Record: Record{Members: []Member{with}, Others: []proc.Ident{without}}}
+	other := Member{}
+	other.Ident = without
+	if !s.Shares([]Member{with}) || !s.Shares([]Member{stranger, other}) {
+		t.Error("a process of the session is not shared")
+	}
+	if s.Shares([]Member{stranger}) || s.Shares(nil) {
+		t.Error("a process that is not in the session is shared")
+	}
+}

@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"cucriu/internal/engine"
+	"cucriu/internal/inspect"
 	"cucriu/internal/journal"
 	"cucriu/internal/proc"
 	"cucriu/internal/session"
@@ -86,7 +87,8 @@ func finishDump(ctx context.Context, s *session.Session) error {
 	if len(s.Members) == 0 {
 		living = len(session.OutcomeOf(session.MembersOrRoot(&s.Record)).Alive)
 	}
-	v := dumpVerdict(&s.Record, living)
+	rootGone := s.Root != nil && !journal.Member{Process: inspect.Process{Ident: *s.Root}}.Alive()
+	v := dumpVerdict(&s.Record, living, rootGone)
 	if v.kill {
 		if err := session.KillTree(&s.Record); err != nil {
 			return err

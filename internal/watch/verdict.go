@@ -16,16 +16,17 @@ type verdict struct {
 }
 
 // dumpVerdict decides what is to become of a dump's job, wherever criu was cut off. alive is how many
-// of its CUDA processes live. A complete image and a part of its job must not both remain, so that part
+// of its CUDA processes live, and rootGone says that the root of the tree does not: criu ends that first, and
+// it may have no CUDA. A complete image and a part of its job must not both remain, so that part
 // is killed; but never without a complete image, after a dump that was to leave the job alive, or under
 // RPC, where criu's options are not known.
-func dumpVerdict(r *journal.Record, alive int) verdict {
+func dumpVerdict(r *journal.Record, alive int, rootGone bool) verdict {
 	dumped, sent := r.Step == journal.StepDumped, r.Step == journal.StepTransferring
 	// After a complete dump, criu has ended the processes that are gone, unless the job was brought
 	// back since: then they ended by themselves.
 	ended := (dumped || sent) && !r.BackBegun
 	leftAlive := r.LeaveRunning || r.LeaveStopped
-	kill := ended && !leftAlive && !r.RPC && alive < len(r.Members)
+	kill := ended && !leftAlive && !r.RPC && (rootGone || alive < len(r.Members))
 	switch {
 	case alive == 0 && ended && sent:
 		return verdict{kill: kill, outcome: journal.OutcomeGone, message: "the processes ended after criu had begun to send their pages: the job is where these have been fetched, if all of them have"}

@@ -10,7 +10,7 @@ import (
 // ended.
 func TestAJobIsKilledOnlyBesideItsCompleteImage(t *testing.T) {
 	const running, dumped, gone, stopped = journal.OutcomeRunning, journal.OutcomeDumped, journal.OutcomeGone, journal.OutcomeStopped
-	type flags struct{ leaveRunning, leaveStopped, rpc, back bool }
+	type flags struct{ leaveRunning, leaveStopped, rpc, back, rootGone bool }
 	for name, test := range map[string]struct {
 		step    journal.Step
 		flags   flags
@@ -27,6 +27,9 @@ func TestAJobIsKilledOnlyBesideItsCompleteImage(t *testing.T) {
 		"dumped":                          {step: journal.StepDumped, alive: 0, kill: true, outcome: dumped},
 		"dumped, cut off in the end":      {step: journal.StepDumped, alive: 1, kill: true, outcome: dumped},
 		"dumped, killed before the end":   {step: journal.StepDumped, alive: 2, outcome: running, says: true},
+		"dumped, only the root ended":     {step: journal.StepDumped, flags: flags{rootGone: true}, alive: 2, kill: true, outcome: dumped},
+		"dumped, -R, the root ended":      {step: journal.StepDumped, flags: flags{rootGone: true, leaveRunning: true}, alive: 2, outcome: running, says: true},
+		"criu failed, the root ended":     {step: journal.StepDumping, flags: flags{rootGone: true}, alive: 2, outcome: running, says: true},
 		"dumped, -R":                      {step: journal.StepDumped, flags: flags{leaveRunning: true}, alive: 2, outcome: running, says: true},
 		"dumped, -R, one ended":           {step: journal.StepDumped, flags: flags{leaveRunning: true}, alive: 1, outcome: running, says: true},
 		"dumped, -R, all ended":           {step: journal.StepDumped, flags: flags{leaveRunning: true}, alive: 0, outcome: gone},
@@ -46,7 +49,7 @@ func TestAJobIsKilledOnlyBesideItsCompleteImage(t *testing.T) {
 				Kind: journal.KindDump, Step: test.step, Members: make([]journal.Member, 2), ImageDir: "/images",
 				LeaveRunning: test.flags.leaveRunning, LeaveStopped: test.flags.leaveStopped, RPC: test.flags.rpc, BackBegun: test.flags.back,
 			}
-			v := dumpVerdict(r, test.alive)
+			v := dumpVerdict(r, test.alive, test.flags.rootGone)
 			if v.kill != test.kill || v.outcome != test.outcome || (v.livingDo != "") != test.says || v.message == "" {
 				t.Errorf("%+v, want kill %v, outcome %s", v, test.kill, test.outcome)
 			}
@@ -61,14 +64,14 @@ func TestNobodyIsKilledWithoutAnImage(t *testing.T) {
 		journal.StepNone, journal.StepLock, journal.StepStop, journal.StepPark, journal.StepChildren, journal.StepTrace, journal.StepCheckpoint, journal.StepRelease, journal.StepDevices,
 		journal.StepCopy, journal.StepDrop, journal.StepFreeze, journal.StepManifest, journal.StepDumping, journal.StepPublish,
 	} {
-		for flags := range 16 {
+		for flags := range 32 {
 			for alive := range 3 {
 				r := &journal.Record{
 					Kind: journal.KindDump, Step: step, Members: make([]journal.Member, 2),
 					LeaveRunning: flags&1 != 0, LeaveStopped: flags&2 != 0, RPC: flags&4 != 0, BackBegun: flags&8 != 0,
 				}
-				if dumpVerdict(r, alive).kill {
-					t.Errorf("at step %q, flags %04b, %d alive: killed", step, flags, alive)
+				if dumpVerdict(r, alive, flags&16 != 0).kill {
+					t.Errorf("at step %q, flags %05b, %d alive: killed", step, flags, alive)
 				}
 			}
 		}

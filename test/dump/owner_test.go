@@ -12,6 +12,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"cucriu/internal/journal"
+	"cucriu/internal/proc"
 	"cucriu/internal/testenv"
 )
 
@@ -231,4 +232,53 @@ func TestGPUStateGoesToDiskFirstWhereAWriteMayFailLater(t *testing.T) {
 			})
 		})
 	}
+}
+
+// TestCriuIsKilledWhenItHasEndedOnlyTheRoot, which has no CUDA: the image is complete, so what is left of the job
+// must not run beside it.
+func TestCriuIsKilledWhenItHasEndedOnlyTheRoot(t *testing.T) {
+	testenv.Isolated(t, func(t *testing.T) {
+		host := testenv.NewHost(t, 1)
+		job := host.Start(2, "--procs", "2")
+		images := testenv.NewImages(t)
+		host.UseFailpoint(fmt.Sprintf("dump.dumped=kill %d+kill-criu", job.PID))
+		if run := host.TryDump(job, images); run.Err == nil {
+			t.Fatal("criu was not killed")
+		}
+		host.WaitOutcome("dumped")
+		if pids := testenv.Running("cudawork"); len(pids) > 0 {
+			t.Fatalf("beside the complete image run %v", pids)
+		}
+		host.Setenv("CUCRIU_FAILPOINT", "")
+		host.Restore(images)
+		job.Runs()
+	})
+}
+
+// TestAWorkerIsNotDumpedDuringTheDumpOfItsTree: it has no CUDA, and is parked.
+func TestAWorkerIsNotDumpedDuringTheDumpOfItsTree(t *testing.T) {
+	testenv.Isolated(t, func(t *testing.T) {
+		host := testenv.NewHost(t, 1)
+		job := host.Start(1, "--fork-child")
+		workers, err := proc.Children(job.PID)
+		if err != nil || len(workers) == 0 {
+			t.Fatalf("the job has the children %v: %v", workers, err)
+		}
+		said := filepath.Join(t.TempDir(), "said")
+		script := testenv.Script(t, fmt.Sprintf("unset CUCRIU_FAILPOINT; %s dump -t %d -D %s >%s 2>&1; echo status $? >>%[4]s",
+			host.CucriuCommand().Path, workers[0], filepath.Join(t.TempDir(), "worker"), said))
+		host.Setenv("CUCRIU_CONFIG", host.Config("version: 1\nlock: {timeout: 3s}\n"))
+		images := testenv.NewImages(t)
+		host.UseFailpoint("dump.drop=run " + script)
+		if run := host.TryDump(job, images); run.Err != nil {
+			t.Fatal("the tree cannot be dumped")
+		}
+		out, err := os.ReadFile(said)
+		if err != nil || !strings.Contains(string(out), "status 3") {
+			t.Errorf("the dump of the worker: %v\n%s", err, out)
+		}
+		host.Setenv("CUCRIU_FAILPOINT", "")
+		host.Restore(images)
+		job.Runs()
+	})
 }
