@@ -8,7 +8,7 @@
 //	internal/session  a session at work, with the processes that it names
 //	internal/journal  what is written down of a session
 //
-// Four measured facts decide the protocol.
+// Five measured facts decide the protocol (docs/protocol.md explains it).
 //
 //   - A CPU thread that synchronizes with the GPU while its process is checkpointed dies with
 //     SIGSEGV. So no thread of a CUDA process runs between checkpoint and completed restore,
@@ -19,6 +19,7 @@
 //     threads, and for any thread that was stopped inside the driver. So the processes run while
 //     they are locked and unlocked.
 //   - After a failed dump, and after a failed post-resume, criu calls nobody and reports nothing.
+//   - The driver checkpoints some jobs, without an error, that it can never restore.
 //
 // # Dump
 //

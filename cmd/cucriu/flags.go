@@ -187,8 +187,11 @@ func timeoutFlag(cmd *cobra.Command, to *time.Duration, name, usage string) {
 
 func folderFlag(cmd *cobra.Command, to *string, name, short, usage string) {
 	cmd.Flags().VarP(&value{kind: "folder", set: func(text string) error {
-		if text == "" {
+		switch {
+		case text == "":
 			return errors.New("the directory name is empty")
+		case text[0] == '-': // what comes next, after a variable that is not set
+			return errors.New("the directory name is missing, or begins with a dash: write it as ./" + text)
 		}
 		if *to != "" {
 			return fmt.Errorf("already given as %s: only one directory can be specified", *to)

@@ -10,8 +10,10 @@ import (
 	"github.com/spf13/cobra"
 
 	"cucriu/hooks"
+	"cucriu/internal/journal"
 	"cucriu/internal/migrate"
 	"cucriu/internal/migrate/commit"
+	"cucriu/internal/session"
 	"cucriu/internal/watch"
 )
 
@@ -52,7 +54,7 @@ is unreachable, keeps its copy stopped. The administrator may decide there:
 				return errors.Join(err, migrateErr)
 			})
 			if len(lines) == 0 && err == nil {
-				lines = []string{"nothing to recover"}
+				lines = append([]string{"nothing to recover"}, leftOpen(hook.Config.RunDir)...)
 			}
 			return errors.Join(err, warned(show(cmd, recovered, func(out io.Writer) { io.WriteString(out, strings.Join(append(lines, ""), "\n")) })))
 		}),
@@ -62,6 +64,26 @@ is unreachable, keeps its copy stopped. The administrator may decide there:
 	flags.StringVar(&drop, "drop", "", "end the copy of this migration here, instead of waiting for its source's decision")
 	jsonFlag(cmd)
 	return cmd
+}
+
+// leftOpen says of each session that is open and not to be recovered what would bring it to its end.
+func leftOpen(runDir string) (lines []string) {
+	sessions, _ := session.Sessions(runDir) // without them it is still true that there is nothing to recover
+	for _, s := range sessions {
+		why := s.Message
+		switch {
+		case s.Outcome != "":
+			continue
+		case s.Elsewhere:
+			why = "it is left to the programs of another pid namespace"
+		case s.Step == journal.StepSuspended:
+			why = "suspended; cucriu resume -p " + somePIDs(s.PIDs()) + " resumes it"
+		case why == "":
+			why = "cucriu status shows it"
+		}
+		lines = append(lines, fmt.Sprintf("%s %s stays open: %s", s.Kind, somePIDs(s.PIDs()), why))
+	}
+	return lines
 }
 
 // settle decides in place of a source that cannot be asked.

@@ -138,6 +138,9 @@ var criuOnly = strings.Fields("auto-dedup cgroup-dump-controller cgroup-props cg
 	"ghost-fiemap inherit-fd irmap-scan-path join-ns lazy-pages lsm-mount-context lsm-profile mntns-compat-mode page-server " +
 	"pre-dump-mode prev-images-dir restore-sibling skip-file-rwx-check skip-mnt stream timeout tls track-mem unprivileged veth-pair weak-sysctls")
 
+// pagesElsewhere are those with which criu dump does not write all pages into the image.
+var pagesElsewhere = strings.Fields("lazy-pages page-server prev-images-dir stream")
+
 // advice says what was meant by an option that a command does not have; "" if nobody knows.
 func advice(cmd *cobra.Command, err error) string {
 	unknown := new(pflag.NotExistError)
@@ -163,6 +166,8 @@ func advice(cmd *cobra.Command, err error) string {
 		return ": it is not needed, " + cmd.CommandPath() + " does the hook's work itself"
 	case drivesCriu && name == "libdir":
 		return ": it is not needed, " + cmd.CommandPath() + " gives criu no plugins"
+	case cmd.Name() == "dump" && slices.Contains(pagesElsewhere, name):
+		return ": " + cmd.CommandPath() + " makes a complete image; for this option, use criu dump with cucriu-hook"
 	case drivesCriu && slices.Contains(criuOnly, name):
 		return ": put criu options that cucriu does not have into a file, and specify it with --criu-config"
 	}

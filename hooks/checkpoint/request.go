@@ -21,6 +21,7 @@ import (
 	"cucriu/hooks"
 	"cucriu/hooks/preflight"
 	"cucriu/internal/engine"
+	"cucriu/internal/fault"
 	"cucriu/internal/image"
 	"cucriu/internal/journal"
 	"cucriu/internal/proc"
@@ -154,7 +155,12 @@ func start(hook *hooks.Hook, kind journal.Kind, options Options, imagesDir strin
 	if options.ConfigFile != "" {
 		asked.ConfigFile = proto.String(options.ConfigFile)
 	}
-	if err := d.criu.SetOptions(asked); err != nil {
+	err = d.criu.SetOptions(asked)
+	if err == nil && kind == journal.KindDump && d.criu.PagesElsewhere {
+		err = preflight.AsRefusal(fault.New("criu is configured not to write all pages into the image (lazy-pages, page-server, prev-images-dir or stream), and this dump makes a complete one",
+			"leave the option out, or use criu dump with cucriu-hook"))
+	}
+	if err != nil {
 		return nil, errors.Join(err, d.criu.Close(), d.swrk.Close(), d.output.Close())
 	}
 	d.criu.LeaveStopped = d.criu.LeaveStopped || options.LeaveStopped
@@ -276,7 +282,7 @@ func (d *criuSession) do(ctx context.Context) (_ *rpc.CriuResp, err error) {
 	if said != "" && err == nil {
 		d.hook.Log.Info("criu printed", "text", said)
 	}
-	return response, d.explained(err, said)
+	return response, d.withCriuLog(err, said)
 }
 
 // addFiles adds to a request the directories, and the files that the job inherits. The directories must
@@ -394,9 +400,9 @@ func (d *criuSession) noCriu(err error) error {
 // rejectedOption finds in what criu has printed the option that it does not know.
 var rejectedOption = regexp.MustCompile(`(?:unrecognized|ambiguous) option '([^']+)'`)
 
-// explained adds to the error of a request what criu has logged and said: the cause comes first, then
+// withCriuLog adds to the error of a request what criu has logged and said: the cause comes first, then
 // what to do about it.
-func (d *criuSession) explained(err error, said string) error {
+func (d *criuSession) withCriuLog(err error, said string) error {
 	failed := new(criuutil.CriuError)
 	answered := errors.As(err, &failed)
 	if !answered && !errors.Is(err, criuutil.ErrNoAnswer) {

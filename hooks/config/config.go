@@ -105,7 +105,8 @@ const (
 // FastLane says how the fast lane works.
 type FastLane struct {
 	Compress pages.Codec
-	// Sync writes the GPU state to disk before it is dropped from the processes' memory.
+	// Sync writes the GPU state to disk before it is dropped from the processes' memory, and the whole image
+	// before criu ends the job.
 	Sync bool
 	// Prefault makes all cores prepare the memory that a checkpoint fills.
 	Prefault bool

@@ -4,8 +4,8 @@
 // depends only on the arguments, so a plan can be made, printed and refused before anything is
 // touched. [Make] in make.go decides; plan.go has the [Plan] that comes of it.
 //
-// The plan that counts is made by engine.PlanPairs on the way back, at post-resume, from the GPUs that
-// the restored processes see. inspect.PlanRestore makes one beforehand, from those of the host, only to
+// The plan that counts is made by engine.PlanPairs on the way back, at post-resume and for a resume, from
+// the GPUs that the processes see then. inspect.PlanRestore makes one beforehand, from those of the host, only to
 // refuse and to show.
 //
 // The driver's rules (seen on 580):

@@ -109,8 +109,8 @@ func (l *look) otherNamespace(found found) {
 	}
 }
 
-// What criu 4.2 dumps of what processes have open, by its source and as it was tried. Everything
-// else is refused, whether or not it is known here.
+// What criu 4.2 dumps of what processes have open, by its source and as it was tried. Any other anonymous
+// inode, clock, protocol and device is refused, whether or not it is known here.
 var (
 	dumpableInodes    = []string{"[eventfd]", "[eventpoll]", "inotify", "[fanotify]", "[signalfd]", "[timerfd]", "[pidfd]"}
 	dumpableClocks    = []string{"0", "1", "7"} // of timerfds: CLOCK_REALTIME, CLOCK_MONOTONIC and CLOCK_BOOTTIME

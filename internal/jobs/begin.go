@@ -29,8 +29,8 @@ type starter struct {
 	paused bool // the job already runs, and is paused
 }
 
-// begin brings the job to run, or finds that it has finished. told ends, at the latest with ctx, when a
-// job that is not here yet is not to come any more.
+// begin brings the job to run, or finds that it has finished. told is cancelled, at the latest with ctx,
+// when no job is to be started or resumed any more.
 func (s *starter) begin(ctx, told context.Context) error {
 	s.paused = false
 	attached, err := s.attach(ctx)
@@ -73,7 +73,7 @@ func (s *starter) begin(ctx, told context.Context) error {
 	return s.resumeNewest(told, all)
 }
 
-// removeLeftovers removes what a supervisor that was killed has left. That is not worth a job.
+// removeLeftovers removes what a supervisor that was killed has left. A failure here must not stop the job.
 // saved are the staging directories whose images became checkpoints.
 func (s *starter) removeLeftovers(saved []string) {
 	left, err := s.store.RemoveLeftovers()

@@ -216,7 +216,7 @@ func sayMayPass(images string, err error) error {
 	return fmt.Errorf("%w: %s", notSaved(images, err), remedy)
 }
 
-// save makes a checkpoint of an image, unless it is one already, or there is one of later.
+// save makes a checkpoint of an image, unless it is one already, or there is a newer one.
 func (s *starter) save(ctx context.Context, images string, of inside.Staged) error {
 	boot, err := proc.BootID()
 	if err != nil {

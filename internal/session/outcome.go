@@ -222,7 +222,7 @@ func isPublished(s *journal.Session) bool {
 		return false
 	}
 	switch s.Step {
-	case journal.StepDumped, journal.StepTransferring:
+	case journal.StepDumped:
 		return true
 	case journal.StepPublish: // it may be under way
 		_, err := os.Stat(s.ImageDir)

@@ -7,13 +7,15 @@
 // # How a pid from criu is believed
 //
 // An action script gets pids from its environment, which anybody can make up. So a pid counts for
-// nothing until somebody vouches for it:
+// nothing until the kernel vouches for it:
 //
-//   - criu itself is the process that holds the descriptor in CRTOOLS_IMAGE_DIR, and an ancestor of
-//     this program ([criuutil.CriuOf]).
+//   - criu is the process that CRTOOLS_IMAGE_DIR names, if that is an ancestor of this program
+//     ([criuutil.CriuOf]): whoever forged it can name only a process that has started us.
 //   - A dump's root is what that criu names; its tree is what the kernel says are its descendants.
-//   - A restore's root is younger than its criu (checkRestored), and has criu's mark, with which it
-//     marks what it creates ([criuutil.Criu.MarkChildren]), where nobody has seen criu create it.
+//   - A restore's root is what that criu names, if it is younger than criu (checkRestored).
+//   - If criu was killed before it named one, the watcher looks for it (package watch, orphanedRoot).
+//     Then age does not do: the root must have the mark that criu's children inherit
+//     ([criuutil.Criu.MarkChildren]).
 //   - The processes of a manifest are those of that tree with the pids of the image in their innermost
 //     pid namespace, each found exactly once (matchMembers).
 //   - From then on a process is its pid, start time and pid namespace ([proc.Ident]). Before it is

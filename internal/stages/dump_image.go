@@ -7,6 +7,7 @@ import (
 	"path/filepath"
 	"time"
 
+	"cucriu/internal/durable"
 	"cucriu/internal/image"
 	"cucriu/internal/inject"
 	"cucriu/internal/journal"
@@ -21,14 +22,15 @@ func (c *call) postDump(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	publish := func() error {
+	publish := c.stage.Publish
+	if publish == nil {
+		publish = c.syncImage
+	}
+	if s == nil { // no process of the tree uses CUDA
 		if c.stage.Publish == nil {
 			return nil
 		}
-		return c.stage.Publish(ctx)
-	}
-	if s == nil {
-		return publish() // no process of the tree uses CUDA
+		return publish(ctx)
 	}
 	defer s.Unlock()
 	s.NoteCriu()
@@ -44,7 +46,7 @@ func (c *call) postDump(ctx context.Context) error {
 	if err := s.Timeline().Write(filepath.Join(c.stage.ImageDir, image.TimelineName)); err != nil {
 		c.Log.Warn("the image has no timeline", "error", err)
 	}
-	if err := s.DoStep(journal.StepPublish, publish); err != nil {
+	if err := s.DoStep(journal.StepPublish, func() error { return publish(ctx) }); err != nil {
 		return err
 	}
 	step := journal.StepDumped
@@ -52,6 +54,18 @@ func (c *call) postDump(ctx context.Context) error {
 		step = journal.StepTransferring
 	}
 	return s.DoStep(step, func() error { return session.StopMembers(&s.Record) })
+}
+
+// syncImage waits until all that criu has written is on disk. criu does not wait for that, and it ends the job next:
+// a disk that is full or fails would be noticed too late.
+func (c *call) syncImage(ctx context.Context) error {
+	if c.criu.LeaveRunning || !c.Config.FastLane.Sync {
+		return nil
+	}
+	if err := durable.SyncTree(ctx, c.stage.ImageDir+"/"); err != nil { // it may be a link below /proc
+		return fmt.Errorf("the image is not on disk, so the job is not ended: %w", err)
+	}
+	return nil
 }
 
 // requireAllMembers fails if a process of the manifest has ended since. criu dumps what it finds, and

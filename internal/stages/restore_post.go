@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 
+	"cucriu/cudackpt"
 	"cucriu/internal/engine"
 	"cucriu/internal/image"
 	"cucriu/internal/inspect"
@@ -76,7 +77,7 @@ func isOf(s *journal.Record, stage Stage) bool {
 }
 
 // killForeign kills a restored tree that has CUDA in it although its image has no manifest: its GPU
-// state can only be lost.
+// state can only be lost, unless another program has restored it (criu's CUDA plugin).
 func (c *call) killForeign(ctx context.Context) error {
 	root, err := c.stage.root()
 	if err != nil {
@@ -97,7 +98,12 @@ func (c *call) killForeign(ctx context.Context) error {
 		if err != nil {
 			return err
 		}
-		if _, err := driver.Process(pid).RestoreThreadID(ctx); err == nil {
+		process := driver.Process(pid)
+		if state, err := process.State(ctx); err == nil && state == cudackpt.StateRunning {
+			c.Log.Warn("the image was not made with cucriu, and its GPU state was restored by another program", "pid", pid)
+			continue
+		}
+		if _, err := process.RestoreThreadID(ctx); err == nil {
 			return c.killRestored(fmt.Errorf("%s is missing, and process %d uses CUDA: the image is incomplete: copy the image again from its source, or restore another one", image.ManifestName, pid))
 		}
 	}

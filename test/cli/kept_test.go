@@ -2,7 +2,6 @@ package cli
 
 import (
 	"encoding/json"
-	"net"
 	"os"
 	"path/filepath"
 	"slices"
@@ -243,30 +242,6 @@ func TestRecoverNamesAFailingWatcher(t *testing.T) {
 			t.Errorf("exit status %d\n%s", status, stdout)
 		}
 		b.job.Runs()
-	})
-}
-
-// TestStatusShowsWhereAnImageIs while its pages are still sent: it has its name by then.
-func TestStatusShowsWhereAnImageIs(t *testing.T) {
-	testenv.Isolated(t, func(t *testing.T) {
-		b := newBench(t)
-		port := testenv.FreePort(t)
-		config := b.write(t, "criu.conf", "lazy-pages\naddress 127.0.0.1\nport "+port+"\n")
-		cmd, output := b.start(t, "dump", "-t", b.job.Root(), "-D", "images", "--criu-config", config)
-		testenv.Eventually(t, testenv.Soon, "post-dump is over", atStepOf(b, "transferring"))
-		if s := b.status(t).Sessions[0]; s.ImageDir != b.path("images") || !testenv.Exists(s.ImageDir) {
-			t.Errorf("at step %s the image is said to be %s", s.Step, s.ImageDir)
-		}
-		testenv.Eventually(t, testenv.Soon, "criu waits for the restore", func() bool {
-			conn, err := net.Dial("tcp", "127.0.0.1:"+port)
-			if err == nil {
-				conn.Close()
-			}
-			return err == nil
-		})
-		_ = cmd.Wait()
-		t.Log(output)
-		testenv.Eventually(t, testenv.Soon, "the session is closed", func() bool { return b.LastOutcome() != "" })
 	})
 }
 

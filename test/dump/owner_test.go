@@ -239,7 +239,7 @@ func TestGPUStateGoesToDiskFirstWhereAWriteMayFailLater(t *testing.T) {
 func TestCriuIsKilledWhenItHasEndedOnlyTheRoot(t *testing.T) {
 	testenv.Isolated(t, func(t *testing.T) {
 		host := testenv.NewHost(t, 1)
-		job := host.Start(2, "--procs", "2")
+		job := host.StartUnder([]string{"/bin/sh", "-c", `"$@" & wait`, "sh"}, 1)
 		images := testenv.NewImages(t)
 		host.UseFailpoint(fmt.Sprintf("dump.dumped=kill %d+kill-criu", job.PID))
 		if run := host.TryDump(job, images); run.Err == nil {

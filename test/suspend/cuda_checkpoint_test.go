@@ -272,6 +272,16 @@ func TestCriusPluginWorksWithCudaCheckpoint(t *testing.T) {
 			t.Fatalf("criu restore: %v", run.Err)
 		}
 		job.Runs()
+		// An image that the plugin has made is its to restore when the hook is configured, too.
+		again := filepath.Join(t.TempDir(), "images")
+		if run := host.RunCriuAlone("dump", again, append(plugin, "-t", job.Root())...); run.Err != nil {
+			t.Fatalf("criu dump: %v", run.Err)
+		}
+		testenv.Eventually(t, testenv.Soon, "the job is reaped", job.Gone)
+		if run := host.RunCriu("restore", again, append(plugin, "-d")...); run.Err != nil {
+			t.Fatalf("criu restore with plugin and hook: %v", run.Err)
+		}
+		job.Runs()
 	})
 }
 

@@ -52,10 +52,6 @@ func (s *Store) Verify(ctx context.Context, c Checkpoint, workers int, read func
 	if read == nil {
 		read = func(int) {}
 	}
-	dir := s.checkpointDir(c.Name)
-	for _, f := range c.Files {
-		durable.DropCache(filepath.Join(dir, f.Name))
-	}
 	err := check(ctx, c, max(workers, 1), read)
 	damage := new(DamageError)
 	switch {
@@ -66,10 +62,10 @@ func (s *Store) Verify(ctx context.Context, c Checkpoint, workers int, read func
 	case err != nil:
 		return err
 	}
-	if err := durable.Remove(filepath.Join(dir, damagedName)); err != nil {
+	if err := durable.Remove(filepath.Join(c.Dir, damagedName)); err != nil {
 		return err
 	}
-	err = durable.WriteJSON(filepath.Join(dir, verifiedName), verified{At: time.Now().UTC(), CRC32C: c.sum})
+	err = durable.WriteJSON(filepath.Join(c.Dir, verifiedName), verified{At: time.Now().UTC(), CRC32C: c.sum})
 	if durable.IsFull(err) {
 		s.log.Warn("A checkpoint is complete, but the disk has no room to record that", "checkpoint", c.Name)
 		err = nil
@@ -89,10 +85,7 @@ func VerifyDir(ctx context.Context, dir string, workers int, read func(bytes int
 	if err != nil {
 		return err
 	}
-	for _, f := range c.Files {
-		durable.DropCache(filepath.Join(dir, f.Name))
-	}
-	return check(ctx, c, workers, read)
+	return check(ctx, c, max(workers, 1), read)
 }
 
 // ofHost reports whether an error says only that a file cannot be read here and now, and nothing of what
@@ -102,7 +95,8 @@ func ofHost(err error) bool {
 		func(number unix.Errno) bool { return errors.Is(err, number) })
 }
 
-// check is [Store.Check]. With workers, so many threads read the GPU's pages, too.
+// check is [Store.Check]. With workers, so many threads read the GPU's pages, too, and all is read from the
+// disk.
 func check(ctx context.Context, c Checkpoint, workers int, read func(bytes int)) error {
 	if c.Err != nil {
 		return c.Err
@@ -132,6 +126,9 @@ func check(ctx context.Context, c Checkpoint, workers int, read func(bytes int))
 	}
 	isPage := m.PageNames()
 	for _, f := range c.Files {
+		if workers > 0 {
+			durable.DropCache(filepath.Join(c.Dir, f.Name))
+		}
 		if err := checkFile(ctx, root, f, !isPage[f.Name], read); err != nil {
 			return damage(f.Name, err)
 		}

@@ -12,6 +12,9 @@
 // A checkpoint is complete or absent, and stands alone: any other one may be deleted. What two
 // checkpoints have in common they may share by hard links.
 //
+// What a supervisor that was killed has left is not lost: the next one makes a checkpoint of a staged image
+// that is complete (resume.go in package jobs), and removes the rest ([Store.RemoveLeftovers]).
+//
 // A [Store] that is open has the lock and is the owner. Each owner has a generation, and one
 // that finds a later one in owner.json is fenced: it no longer changes anything.
 //
