@@ -156,9 +156,15 @@ func (d *dump) parkTree(ctx context.Context) error {
 		if err != nil {
 			return err
 		}
-		if !again {
-			return d.noteStopped()
+		if again {
+			continue
 		}
+		// A thread that was released falls back into the group-stop by itself, but not at once. If criu comes
+		// before that, its seizing takes one stop for two, lets the thread run, and waits without end.
+		if err := proc.KeepStopped(ctx, d.Others...); err != nil {
+			return err
+		}
+		return d.noteStopped()
 	}
 }
 
