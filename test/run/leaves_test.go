@@ -178,3 +178,39 @@ func TestAnImageIsNotLostToAClockOrAnError(t *testing.T) {
 		}
 	})
 }
+
+// TestTheNewestOfTwoLeftImagesIsResumed: one was left by a supervisor that was killed, and could not be
+// read by the next one, which was killed before the job's last image became a checkpoint.
+func TestTheNewestOfTwoLeftImagesIsResumed(t *testing.T) {
+	testenv.Simulated(t, func(t *testing.T) {
+		w := newWorld(t)
+		w.flags = []string{"--every", "1s", "--stage", "disk"}
+		s := w.stopAt("jobs.staged")
+		r := w.runAs(s.host)
+		s.await(r)
+		r.kill()
+		s.goOn()
+		staged, _ := filepath.Glob(filepath.Join(w.dir, "staged", "*", "image", "cucriu-job.json"))
+		if len(staged) != 1 {
+			t.Fatalf("staged: %v", staged)
+		}
+		readable := unreadable(t, staged[0])
+		w.flags = []string{"--every", "0"}
+		s = w.stopAt("jobs.staged")
+		r = w.runAs(s.host)
+		r.says("could not be made a checkpoint")
+		w.ticks(5)
+		r.signal(unix.SIGTERM)
+		s.await(r)
+		r.kill()
+		s.goOn()
+		readable()
+		r = w.run()
+		r.resumed("")
+		w.finish(r)
+		if again := inOrder(t, w); again != 0 {
+			t.Errorf("%d ticks were done twice", again)
+		}
+		w.nothingLeft()
+	})
+}
