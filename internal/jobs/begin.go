@@ -246,8 +246,8 @@ func (s *starter) noteSandbox() {
 	s.status.note(func(l *Local) { l.Init = &init })
 }
 
-// setRunning records that the job runs. If a full disk prevents that, a job that ends while it has
-// no supervisor resumes from its newest checkpoint.
+// setRunning records that the job runs. If that fails it is tried again at each tick: until then, the end
+// of the supervisor costs the job what it has done since its newest checkpoint.
 func (s *starter) setRunning() {
 	if err := s.sandbox.SetRunning(); err != nil {
 		s.say(fmt.Sprintf("the sandbox's record could not be written: %v", err))

@@ -254,6 +254,7 @@ func (s *supervisor) next(ctx context.Context) event {
 func (s *supervisor) lookAround() event {
 	e := happened(life.Tick)
 	if s.life.Idle() {
+		_ = s.sandbox.SetRunning() // if it could not be recorded before, which was told
 		e.err = s.store.Fenced()
 		e.Fenced = errors.Is(e.err, store.ErrFenced)
 	}
