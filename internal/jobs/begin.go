@@ -40,9 +40,10 @@ func (s *starter) begin(ctx, told context.Context) error {
 	if err != nil {
 		return err
 	}
+	s.removeLeftovers(s.store.RemovePartials, nil) // what is staged may need the room
 	saved, err := s.saveStaged(told)
 	if err == nil {
-		s.removeLeftovers(saved)
+		s.removeLeftovers(s.store.RemoveLeftovers, saved)
 	} else if !attached {
 		return err
 	} else {
@@ -75,8 +76,8 @@ func (s *starter) begin(ctx, told context.Context) error {
 
 // removeLeftovers removes what a supervisor that was killed has left. That is not worth a job.
 // saved are the staging directories whose images became checkpoints.
-func (s *starter) removeLeftovers(saved []string) {
-	left, err := s.store.RemoveLeftovers()
+func (s *starter) removeLeftovers(remove func() ([]string, error), saved []string) {
+	left, err := remove()
 	if err != nil {
 		s.say(fmt.Sprintf("not all leftovers of an earlier supervisor could be removed: %v", err))
 	}

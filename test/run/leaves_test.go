@@ -4,6 +4,7 @@ import (
 	"encoding/json"
 	"errors"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"strings"
 	"testing"
@@ -212,5 +213,30 @@ func TestTheNewestOfTwoLeftImagesIsResumed(t *testing.T) {
 			t.Errorf("%d ticks were done twice", again)
 		}
 		w.nothingLeft()
+	})
+}
+
+// TestAPublicationThatWasKilledLeavesItsRoom to the next one: the image that is staged becomes a checkpoint
+// although what had been written of it fills the disk.
+func TestAPublicationThatWasKilledLeavesItsRoom(t *testing.T) {
+	testenv.Simulated(t, func(t *testing.T) {
+		w := newWorld(t)
+		w.flags = []string{"--stage", t.TempDir()}
+		testenv.SmallDisk(t, w.dir, "48m")
+		w.mounts = mounts(t)
+		s := w.stopAt("store.begin")
+		r := w.runAs(s.host, "--every", "1s")
+		s.await(r)
+		r.killsAll()
+		s.goOn()
+		ballast := filepath.Join(w.dir, "checkpoints", ".partial-000001", "pages")
+		if out, err := exec.Command("dd", "if=/dev/zero", "of="+ballast, "bs=64k").CombinedOutput(); !strings.Contains(string(out), "No space left") {
+			t.Fatalf("the disk is not full: %v %s", err, out)
+		}
+		r = w.run("--every", "0")
+		r.says("was made from the image that an earlier supervisor had staged")
+		r.resumed("")
+		w.finish(r)
+		inOrder(t, w)
 	})
 }
