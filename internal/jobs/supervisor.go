@@ -101,7 +101,7 @@ func Run(ctx context.Context, hook *hooks.Hook, o Options, signals *job.Signals)
 		return 0, err
 	}
 	s := &supervisor{core: c, starter: starter{lease: l}, checkpointer: checkpointer{core: c}, control: control{core: c}, signals: signals}
-	defer s.control.end()
+	defer func() { s.control.end(err) }()
 	if c.store, err = store.Open(o.Dir, store.OpenOptions{Takeover: o.Takeover, Codec: o.Compress, Log: c.hook.Log}); err != nil {
 		return 0, err
 	}
