@@ -29,6 +29,7 @@ type core struct {
 	runDir string       // of this job on this host; gone after a reboot
 	user   *job.Account // nil if the job is root's
 
+	isNew     bool // the record was made by this run
 	withdrawn bool // the job was refused before it ever ran
 }
 
@@ -176,8 +177,12 @@ func (s *core) resumesFrom(all []store.Checkpoint) string {
 	return "none of its checkpoints is known to be usable: see cucriu jobs list " + s.record.Name
 }
 
-// withdraw forgets a job that was refused before it ever ran: its command may be corrected.
+// withdraw forgets a job that was refused before it ever ran: its command may be corrected. One that an
+// earlier run has begun stays: what refuses it now may pass.
 func (s *core) withdraw() error {
+	if !s.isNew {
+		return removeSandboxes(s.Dir)
+	}
 	s.withdrawn = true
 	return errors.Join(removeSandboxes(s.Dir), os.Remove(filepath.Join(s.Dir, recordName)))
 }

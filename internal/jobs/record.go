@@ -45,13 +45,15 @@ type finished struct {
 
 const recordVersion = 1
 
-// openRecord reads the record of a job, or makes one for a job that is new.
-func openRecord(o Options) (record, error) {
+// openRecord reads the record of a job, or makes one for a job that is new, and reports whether it is.
+func openRecord(o Options) (r record, isNew bool, err error) {
+	_, err = os.Lstat(filepath.Join(o.Dir, recordName))
+	isNew = errors.Is(err, fs.ErrNotExist)
 	r, change, err := readRecord(o)
 	if err == nil && change {
 		err = r.write(o.Dir)
 	}
-	return r, err
+	return r, isNew, err
 }
 
 // loadRecord reads the record of a job. The error is [fs.ErrNotExist] if there is none.

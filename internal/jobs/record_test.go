@@ -17,7 +17,7 @@ func TestTheRemedyForAnotherCommand(t *testing.T) {
 	}
 	says := func(want string) {
 		t.Helper()
-		if _, err := openRecord(Options{Dir: dir, Command: []string{"new"}}); err == nil || !strings.HasSuffix(err.Error(), want) {
+		if _, _, err := openRecord(Options{Dir: dir, Command: []string{"new"}}); err == nil || !strings.HasSuffix(err.Error(), want) {
 			t.Errorf("%v; want %q", err, want)
 		}
 	}

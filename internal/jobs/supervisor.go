@@ -119,7 +119,7 @@ func Run(ctx context.Context, hook *hooks.Hook, o Options, signals *job.Signals)
 	if left, err := l.hasLeft(); err != nil || left {
 		return o.MovedStatus, err
 	}
-	if c.record, err = openRecord(o); err != nil {
+	if c.record, c.isNew, err = openRecord(o); err != nil {
 		return 0, err
 	}
 	if c.record.Finished != nil {
