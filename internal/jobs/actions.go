@@ -328,7 +328,7 @@ func (s *supervisor) endJob() (int, error) {
 			return 0, err
 		}
 	} else if all, err := s.store.Checkpoints(); err == nil && len(all) > 0 {
-		message += fmt.Sprintf("; the same command resumes from checkpoint %s", all[len(all)-1].Name)
+		message += "; " + s.resumesFrom(all)
 	}
 	s.tell(Event{Event: EventEnded, Status: status, Message: message})
 	return status, s.endSandbox()

@@ -40,9 +40,10 @@ func (s *starter) begin(ctx, told context.Context) error {
 	if err != nil {
 		return err
 	}
+	s.removeLeftovers(s.store.RemovePartials, nil) // what is staged may need the room
 	saved, err := s.saveStaged(told)
 	if err == nil {
-		s.removeLeftovers(saved)
+		s.removeLeftovers(s.store.RemoveLeftovers, saved)
 	} else if !attached {
 		return err
 	} else {
@@ -75,8 +76,8 @@ func (s *starter) begin(ctx, told context.Context) error {
 
 // removeLeftovers removes what a supervisor that was killed has left. A failure here must not stop the job.
 // saved are the staging directories whose images became checkpoints.
-func (s *starter) removeLeftovers(saved []string) {
-	left, err := s.store.RemoveLeftovers()
+func (s *starter) removeLeftovers(remove func() ([]string, error), saved []string) {
+	left, err := remove()
 	if err != nil {
 		s.say(fmt.Sprintf("not all leftovers of an earlier supervisor could be removed: %v", err))
 	}
@@ -246,8 +247,8 @@ func (s *starter) noteSandbox() {
 	s.status.note(func(l *Local) { l.Init = &init })
 }
 
-// setRunning records that the job runs. If a full disk prevents that, a job that ends while it has
-// no supervisor resumes from its newest checkpoint.
+// setRunning records that the job runs. If that fails it is tried again at each tick: until then, the end
+// of the supervisor costs the job what it has done since its newest checkpoint.
 func (s *starter) setRunning() {
 	if err := s.sandbox.SetRunning(); err != nil {
 		s.say(fmt.Sprintf("the sandbox's record could not be written: %v", err))

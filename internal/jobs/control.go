@@ -78,7 +78,7 @@ type control struct {
 	listener net.Listener
 	over     chan struct{} // closed when nothing is served any more
 	wait     sync.WaitGroup
-	last     func() // answers the request that has ended the job
+	last     func(err error) // answers the request that has ended the job
 
 	asked   *asked           // the request that waits for its answer
 	made    store.Checkpoint // by the last action that made one
@@ -152,15 +152,15 @@ var errOver = preflight.AsRefusal(errors.New("the job has ended, or is about to"
 const partingPatience = time.Second
 
 // end answers what is still asked. The store is given back by now, so that whoever has asked to
-// stop the job can start it elsewhere at once.
-func (c *control) end() {
+// stop the job can start it elsewhere at once. err is how the supervisor has ended.
+func (c *control) end(err error) {
 	if c.listener == nil {
 		return
 	}
 	c.listener.Close()
 	close(c.over)
 	if c.last != nil {
-		c.last()
+		c.last(err)
 	}
 	told := make(chan struct{})
 	go func() { c.wait.Wait(); close(told) }()
@@ -180,7 +180,12 @@ func (c *control) answer(a Answer, err error) {
 // answerAtEnd answers it once the store is given back.
 func (c *control) answerAtEnd() {
 	a, made := c.asked, c.made
-	c.last = func() { a.answer(Answer{Message: sayCheckpoint(made), Checkpoint: made.Name}, nil) }
+	c.last = func(err error) {
+		if err != nil {
+			err = fmt.Errorf("%s has a last checkpoint, %s, but was not stopped properly: %w", c.name, made.Name, err)
+		}
+		a.answer(Answer{Message: sayCheckpoint(made), Checkpoint: made.Name}, err)
+	}
 	c.asked = nil
 }
 

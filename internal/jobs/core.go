@@ -29,6 +29,7 @@ type core struct {
 	runDir string       // of this job on this host; gone after a reboot
 	user   *job.Account // nil if the job is root's
 
+	isNew     bool // the record was made by this run
 	withdrawn bool // the job was refused before it ever ran
 }
 
@@ -163,14 +164,25 @@ func (s *core) sayNext() error {
 	if len(all) == 0 {
 		s.say(fmt.Sprintf("there is no checkpoint: what the job has done since %s is lost, and the same command starts it from the beginning", s.record.Begun.Local().Format(time.DateTime)))
 	} else {
-		newest := all[len(all)-1]
-		s.say(fmt.Sprintf("the same command resumes from checkpoint %s of %s", newest.Name, age(newest)))
+		s.say(s.resumesFrom(all))
 	}
 	return nil
 }
 
-// withdraw forgets a job that was refused before it ever ran: its command may be corrected.
+// resumesFrom says from which of the job's checkpoints it resumes.
+func (s *core) resumesFrom(all []store.Checkpoint) string {
+	if c := newestOf(all); c != nil {
+		return fmt.Sprintf("the same command resumes from checkpoint %s of %s", c.Name, c.At.Local().Format(time.DateTime))
+	}
+	return "none of its checkpoints is known to be usable: see cucriu jobs list " + s.record.Name
+}
+
+// withdraw forgets a job that was refused before it ever ran: its command may be corrected. One that an
+// earlier run has begun stays: what refuses it now may pass.
 func (s *core) withdraw() error {
+	if !s.isNew {
+		return removeSandboxes(s.Dir)
+	}
 	s.withdrawn = true
 	return errors.Join(removeSandboxes(s.Dir), os.Remove(filepath.Join(s.Dir, recordName)))
 }
@@ -195,10 +207,10 @@ func (s *core) sayFinished() (status int) {
 // age says when a checkpoint was made.
 func age(c store.Checkpoint) string { return c.CreatedAt.Local().Format(time.DateTime) }
 
-// newestOf returns the newest checkpoint that can be used; nil if there is none.
+// newestOf returns the newest checkpoint that is neither damaged nor given up; nil if there is none.
 func newestOf(all []store.Checkpoint) *Made {
 	for _, c := range slices.Backward(all) {
-		if c.Err == nil {
+		if c.Usable() {
 			return &Made{Name: c.Name, At: c.CreatedAt}
 		}
 	}

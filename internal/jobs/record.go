@@ -45,13 +45,15 @@ type finished struct {
 
 const recordVersion = 1
 
-// openRecord reads the record of a job, or makes one for a job that is new.
-func openRecord(o Options) (record, error) {
+// openRecord reads the record of a job, or makes one for a job that is new, and reports whether it is.
+func openRecord(o Options) (r record, isNew bool, err error) {
+	_, err = os.Lstat(filepath.Join(o.Dir, recordName))
+	isNew = errors.Is(err, fs.ErrNotExist)
 	r, change, err := readRecord(o)
 	if err == nil && change {
 		err = r.write(o.Dir)
 	}
-	return r, err
+	return r, isNew, err
 }
 
 // loadRecord reads the record of a job. The error is [fs.ErrNotExist] if there is none.
@@ -80,7 +82,7 @@ func readRecord(o Options) (r record, change bool, err error) {
 		return record{}, false, err
 	}
 	if len(o.Command) > 0 && !slices.Equal(o.Command, r.Command) {
-		return record{}, false, fmt.Errorf("%s is the directory of another job: %s: name another --dir, or leave out the command to continue that job", o.Dir, strings.Join(r.Command, " "))
+		return record{}, false, fmt.Errorf("%s is the directory of another job: %s: %s", o.Dir, strings.Join(r.Command, " "), otherRemedy(o.Dir, r.Name))
 	}
 	if r.Dir != "" && !isSame(r.Dir, o.Dir) {
 		return record{}, false, fmt.Errorf("%s was moved or copied: the job's checkpoints can be restored as %s: move it back, or mount it there (mount --bind)", o.Dir, r.Dir)
@@ -95,6 +97,25 @@ func readRecord(o Options) (r record, change bool, err error) {
 		r.Name = o.Name
 	}
 	return r, change, nil
+}
+
+// otherRemedy says what to do about a directory whose job has another command.
+func otherRemedy(dir, name string) string {
+	made, err := entries(filepath.Join(dir, store.CheckpointsDir), "")
+	data, _ := os.ReadFile(filepath.Join(dir, eventsName)) // a full disk may have prevented it
+	var last Event
+	for line := range bytes.Lines(data) {
+		last = Event{}
+		_ = json.Unmarshal(line, &last)
+	}
+	remedy := "name another --dir, or leave out the command to continue that job"
+	switch {
+	case err != nil || len(made) > 0:
+		return remedy
+	case last.Event == EventEnded && last.Status != 0:
+		return fmt.Sprintf("it ended with exit status %d and has no checkpoint: remove it with cucriu jobs rm %s, or name another --dir", last.Status, name)
+	}
+	return remedy + ", or remove it with cucriu jobs rm " + name
 }
 
 func newRecord(o Options) (record, error) {

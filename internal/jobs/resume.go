@@ -163,9 +163,9 @@ func called(c store.Checkpoint) string {
 // imageName is the image directory in a staging directory.
 const imageName = "image"
 
-// saveStaged makes checkpoints of the complete images that an earlier supervisor has left, and returns
-// the staging directories of those. It fails if that may go better another time: what the system could
-// not do, but not what is wrong with an image.
+// saveStaged makes a checkpoint of the newest complete image that earlier supervisors have left, and
+// returns its staging directory and those of the older ones, which are not needed then. It fails if that
+// may go better another time: what the system could not do, but not what is wrong with an image.
 func (s *starter) saveStaged(ctx context.Context) (saved []string, err error) {
 	dirs, err := s.store.LeftStages()
 	if err != nil {
@@ -185,17 +185,24 @@ func (s *starter) saveStaged(ctx context.Context) (saved []string, err error) {
 			s.say(fmt.Sprintf("%s is not an image: %v", images, err))
 		}
 	}
-	for _, images := range slices.SortedFunc(maps.Keys(found), func(a, b string) int { return found[a].Begun.Compare(found[b].Begun) }) {
-		if err := s.save(ctx, images, found[images]); err != nil {
-			if mayPass(err) || ctx.Err() != nil {
-				return saved, sayMayPass(images, err)
+	// By the job's own clock: the host's may be set back.
+	newestFirst := slices.SortedFunc(maps.Keys(found), func(a, b string) int {
+		return cmp.Compare(found[b].Clocks.Monotonic, found[a].Clocks.Monotonic)
+	})
+	for i, images := range newestFirst {
+		err := s.save(ctx, images, found[images])
+		switch {
+		case err == nil:
+			for _, images := range newestFirst[i:] {
+				saved = append(saved, filepath.Dir(images))
 			}
-			s.tell(Event{Event: EventFailed, Message: notSaved(images, err).Error()})
-			continue
+			return saved, nil
+		case mayPass(err) || ctx.Err() != nil:
+			return nil, sayMayPass(images, err)
 		}
-		saved = append(saved, filepath.Dir(images))
+		s.tell(Event{Event: EventFailed, Message: notSaved(images, err).Error()})
 	}
-	return saved, nil
+	return nil, nil
 }
 
 // mayPass reports whether something may go better another time.

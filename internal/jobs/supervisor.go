@@ -101,7 +101,7 @@ func Run(ctx context.Context, hook *hooks.Hook, o Options, signals *job.Signals)
 		return 0, err
 	}
 	s := &supervisor{core: c, starter: starter{lease: l}, checkpointer: checkpointer{core: c}, control: control{core: c}, signals: signals}
-	defer s.control.end()
+	defer func() { s.control.end(err) }()
 	if c.store, err = store.Open(o.Dir, store.OpenOptions{Takeover: o.Takeover, Codec: o.Compress, Log: c.hook.Log}); err != nil {
 		return 0, err
 	}
@@ -119,7 +119,7 @@ func Run(ctx context.Context, hook *hooks.Hook, o Options, signals *job.Signals)
 	if left, err := l.hasLeft(); err != nil || left {
 		return o.MovedStatus, err
 	}
-	if c.record, err = openRecord(o); err != nil {
+	if c.record, c.isNew, err = openRecord(o); err != nil {
 		return 0, err
 	}
 	if c.record.Finished != nil {
@@ -254,6 +254,7 @@ func (s *supervisor) next(ctx context.Context) event {
 func (s *supervisor) lookAround() event {
 	e := happened(life.Tick)
 	if s.life.Idle() {
+		_ = s.sandbox.SetRunning() // if it could not be recorded before, which was told
 		e.err = s.store.Fenced()
 		e.Fenced = errors.Is(e.err, store.ErrFenced)
 	}

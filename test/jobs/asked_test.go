@@ -3,6 +3,8 @@ package jobs
 import (
 	"bytes"
 	"encoding/json"
+	"errors"
+	"fmt"
 	"io"
 	"os"
 	"os/exec"
@@ -395,6 +397,24 @@ func TestAStoppedJobGoesOnFromItsLastCheckpoint(t *testing.T) {
 		if text := "resumes from checkpoint 000001"; !strings.Contains(a.said.String(), text) {
 			t.Errorf("no %q:\n%s", text, a.said)
 		}
+	})
+}
+
+// TestAStopThatFailsIsToldSo although the last checkpoint was made: the directory was not given back.
+func TestAStopThatFailsIsToldSo(t *testing.T) {
+	testenv.Simulated(t, func(t *testing.T) {
+		host, dir := testenv.NewHost(t, 1), filepath.Join(t.TempDir(), "D")
+		owner := filepath.Join(dir, "owner.json")
+		host.UseFailpoint("store.renamed=run " + testenv.Script(t, fmt.Sprintf("mv %s %[1]s.away; mkdir %[1]s", owner)))
+		a := newAskedIn(t, host, dir)
+		a.cucriu(1, "train has a last checkpoint, 000001, but was not stopped properly: ", "jobs", "stop", "train")
+		a.ends(125)
+		if err := errors.Join(os.Remove(owner), os.Rename(owner+".away", owner)); err != nil {
+			t.Fatal(err)
+		}
+		a.UseFailpoint("")
+		a.run()
+		a.finish()
 	})
 }
 

@@ -223,6 +223,62 @@ func TestAFullDiskHarmsNeitherTheJobNorItsCheckpoints(t *testing.T) {
 	})
 }
 
+// TestAJobThatRunsIsOnRecordAsRunning although its disk was full, or failed for a moment, when its restore
+// was over: else the next supervisor takes it for half restored, and ends it.
+func TestAJobThatRunsIsOnRecordAsRunning(t *testing.T) {
+	testenv.Parallel(t)
+	for name, fail := range map[string]func(w *world) (mend func(r *run)){
+		"the disk is full": func(w *world) func(*run) {
+			out, err := exec.Command("dd", "if=/dev/zero", "of="+filepath.Join(w.dir, "ballast"), "bs=1k").CombinedOutput()
+			if err == nil {
+				w.t.Fatalf("the disk is not full: %s", out)
+			}
+			return func(*run) {} // it stays so
+		},
+		"the folder is missing": func(w *world) func(*run) {
+			file := w.placeFiles()[0]
+			folder := filepath.Dir(file)
+			rename(w.t, folder, folder+".away")
+			return func(r *run) {
+				r.says("the sandbox's record could not be written")
+				rename(w.t, folder+".away", folder)
+				r.awaits("that is on record", func() bool {
+					data, _ := os.ReadFile(file)
+					return strings.Contains(string(data), `"running": true`)
+				})
+			}
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			testenv.Simulated(t, func(t *testing.T) {
+				w := newWorld(t)
+				testenv.SmallDisk(t, w.dir, "48m")
+				w.mounts = mounts(t)
+				w = killed(w)
+				s := w.stopAt("jobs.restored")
+				r := w.runAs(s.host)
+				s.await(r)
+				mend := fail(w)
+				s.goOn()
+				r.resumed(w.newest())
+				mend(r)
+				w.ticks(3)
+				r.kill()
+				r = w.run()
+				r.awaits("the job is here", func() bool {
+					return strings.Contains(r.said(), "it is supervised again") || strings.Contains(r.said(), "resumes from checkpoint")
+				})
+				if !strings.Contains(r.said(), "it is supervised again") {
+					t.Error("the job that ran was ended")
+				}
+				_ = os.Remove(filepath.Join(w.dir, "ballast"))
+				w.finish(r)
+				inOrder(t, w)
+			})
+		})
+	}
+}
+
 // edit changes a JSON file.
 func edit(t *testing.T, path string, change func(map[string]any)) {
 	t.Helper()

@@ -4,6 +4,7 @@ import (
 	"encoding/json"
 	"errors"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"strings"
 	"testing"
@@ -176,5 +177,66 @@ func TestAnImageIsNotLostToAClockOrAnError(t *testing.T) {
 		if again := inOrder(t, w); again != 0 {
 			t.Errorf("%d ticks were done twice", again)
 		}
+	})
+}
+
+// TestTheNewestOfTwoLeftImagesIsResumed: one was left by a supervisor that was killed, and could not be
+// read by the next one, which was killed before the job's last image became a checkpoint.
+func TestTheNewestOfTwoLeftImagesIsResumed(t *testing.T) {
+	testenv.Simulated(t, func(t *testing.T) {
+		w := newWorld(t)
+		w.flags = []string{"--every", "1s", "--stage", "disk"}
+		s := w.stopAt("jobs.staged")
+		r := w.runAs(s.host)
+		s.await(r)
+		r.kill()
+		s.goOn()
+		staged, _ := filepath.Glob(filepath.Join(w.dir, "staged", "*", "image", "cucriu-job.json"))
+		if len(staged) != 1 {
+			t.Fatalf("staged: %v", staged)
+		}
+		readable := unreadable(t, staged[0])
+		w.flags = []string{"--every", "0"}
+		s = w.stopAt("jobs.staged")
+		r = w.runAs(s.host)
+		r.says("could not be made a checkpoint")
+		w.ticks(5)
+		r.signal(unix.SIGTERM)
+		s.await(r)
+		r.kill()
+		s.goOn()
+		readable()
+		r = w.run()
+		r.resumed("")
+		w.finish(r)
+		if again := inOrder(t, w); again != 0 {
+			t.Errorf("%d ticks were done twice", again)
+		}
+		w.nothingLeft()
+	})
+}
+
+// TestAPublicationThatWasKilledLeavesItsRoom to the next one: the image that is staged becomes a checkpoint
+// although what had been written of it fills the disk.
+func TestAPublicationThatWasKilledLeavesItsRoom(t *testing.T) {
+	testenv.Simulated(t, func(t *testing.T) {
+		w := newWorld(t)
+		w.flags = []string{"--stage", t.TempDir()}
+		testenv.SmallDisk(t, w.dir, "48m")
+		w.mounts = mounts(t)
+		s := w.stopAt("store.begin")
+		r := w.runAs(s.host, "--every", "1s")
+		s.await(r)
+		r.killsAll()
+		s.goOn()
+		ballast := filepath.Join(w.dir, "checkpoints", ".partial-000001", "pages")
+		if out, err := exec.Command("dd", "if=/dev/zero", "of="+ballast, "bs=64k").CombinedOutput(); !strings.Contains(string(out), "No space left") {
+			t.Fatalf("the disk is not full: %v %s", err, out)
+		}
+		r = w.run("--every", "0")
+		r.says("was made from the image that an earlier supervisor had staged")
+		r.resumed("")
+		w.finish(r)
+		inOrder(t, w)
 	})
 }

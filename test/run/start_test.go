@@ -153,6 +153,32 @@ func TestACommandThatCannotBeStartedLeavesNothing(t *testing.T) {
 	})
 }
 
+// TestAJobThatHasRunIsNotForgotten although it was killed before its first checkpoint, and cannot be started
+// again at first.
+func TestAJobThatHasRunIsNotForgotten(t *testing.T) {
+	testenv.Simulated(t, func(t *testing.T) {
+		w := newWorld(t)
+		w.flags = []string{"--every", "0"}
+		program := filepath.Join(t.TempDir(), filepath.Base(w.command[0]))
+		if err := os.Symlink(w.command[0], program); err != nil {
+			t.Fatal(err)
+		}
+		w.command[0] = program
+		r := w.run()
+		w.ticks(3)
+		r.killsAll()
+		rename(t, program, program+".away")
+		w.run().ends(127, "no such file")
+		if !testenv.Exists(filepath.Join(w.dir, "job.json")) {
+			t.Error("the job was forgotten")
+		}
+		rename(t, program+".away", program)
+		w.stop(0)
+		w.run().ends(0, "D has ended with exit status 0")
+		w.nothingLeft()
+	})
+}
+
 // TestOneDirectoryHasOneSupervisor and one command.
 func TestOneDirectoryHasOneSupervisor(t *testing.T) {
 	testenv.Simulated(t, func(t *testing.T) {

@@ -1,6 +1,7 @@
 package sandbox
 
 import (
+	"encoding/json"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -154,24 +155,36 @@ func LastExit(dir string) (*Exit, error) {
 
 // SetRunning records that the job runs.
 func (p *Sandbox) SetRunning() error {
-	p.mutex.Lock()
-	defer p.mutex.Unlock()
-	if p.Running {
-		return nil
-	}
-	p.Running = true
-	return p.save()
+	return p.change(func(r *Record) { r.Running = true })
 }
 
 // SetLeaving records whether the job is to leave: see [Record].
 func (p *Sandbox) SetLeaving(is bool) error {
-	p.mutex.Lock()
-	defer p.mutex.Unlock()
-	if p.Leaving == is {
-		return nil
-	}
-	p.Leaving = is
-	return p.save()
+	return p.change(func(r *Record) { r.Leaving = is })
 }
 
-func (p *Sandbox) save() error { return durable.WriteJSON(filepath.Join(p.Dir, recordName), p.Record) }
+// change changes the record. If it cannot be saved it stays as it was, so that the next call tries again.
+func (p *Sandbox) change(how func(*Record)) error {
+	p.mutex.Lock()
+	defer p.mutex.Unlock()
+	before := p.Record
+	if how(&p.Record); p.Record == before {
+		return nil
+	}
+	err := p.save()
+	if err != nil {
+		p.Record = before
+	}
+	return err
+}
+
+// save writes the record. On a full disk it writes over the old one, which has its room: a job that is not
+// on record as running is ended by the next supervisor.
+func (p *Sandbox) save() error {
+	path := filepath.Join(p.Dir, recordName)
+	err := durable.WriteJSON(path, p.Record)
+	if data, jsonErr := json.MarshalIndent(p.Record, "", "\t"); jsonErr == nil {
+		return durable.OnFullDisk(err, path, append(data, '\n'))
+	}
+	return err
+}

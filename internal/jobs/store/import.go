@@ -43,7 +43,7 @@ func (s *Store) List(wanted func(name string, crc32c uint32) bool) ([]Listed, er
 	var listed []Listed
 	seen := make(map[pages.FileID]string)
 	for _, c := range all {
-		if !c.usable() || !wanted(c.Name, c.sum) {
+		if !c.Usable() || !wanted(c.Name, c.sum) {
 			continue
 		}
 		l := Listed{Name: c.Name, CRC32C: c.sum, Pinned: c.Pinned}

@@ -41,7 +41,7 @@ func (s *Store) Prune(ctx context.Context, policy Policy) ([]Checkpoint, error) 
 	var removed []Checkpoint
 	for i, candidate := range all {
 		newer := all[i+1:]
-		if !slices.ContainsFunc(newer, func(c Checkpoint) bool { return c.usable() && c.Verified }) {
+		if !slices.ContainsFunc(newer, func(c Checkpoint) bool { return c.Usable() && c.Verified }) {
 			break
 		}
 		if candidate.Pinned {
@@ -49,7 +49,7 @@ func (s *Store) Prune(ctx context.Context, policy Policy) ([]Checkpoint, error) 
 		}
 		kept := 0
 		for _, c := range newer {
-			if c.usable() && !c.Pinned {
+			if c.Usable() && !c.Pinned {
 				kept++
 			}
 		}
@@ -75,7 +75,8 @@ func (s *Store) Prune(ctx context.Context, policy Policy) ([]Checkpoint, error) 
 	return removed, nil
 }
 
-func (c Checkpoint) usable() bool { return !c.Damaged() && c.GivenUp == "" }
+// Usable reports whether the checkpoint is neither damaged nor given up, as far as is known.
+func (c Checkpoint) Usable() bool { return !c.Damaged() && c.GivenUp == "" }
 
 // Damaged reports whether the checkpoint was found damaged.
 func (c Checkpoint) Damaged() bool { return c.Err != nil || c.Damage != nil }

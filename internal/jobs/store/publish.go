@@ -164,7 +164,7 @@ const baseCheckpoints = 2
 // bases returns the checkpoints with which a new one is compared, the newest first.
 func (s *Store) bases() ([]Checkpoint, error) {
 	all, err := s.Checkpoints()
-	all = slices.DeleteFunc(all, func(c Checkpoint) bool { return !c.usable() })
+	all = slices.DeleteFunc(all, func(c Checkpoint) bool { return !c.Usable() })
 	slices.Reverse(all)
 	return all[:min(len(all), baseCheckpoints)], err
 }

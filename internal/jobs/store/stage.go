@@ -99,25 +99,42 @@ func (s *Store) RemoveStage(dir string) error {
 	return nil
 }
 
+// RemovePartials removes checkpoints that killed supervisors were writing or removing, and returns
+// their directories. Images that are staged stay.
+func (s *Store) RemovePartials() (removed []string, err error) {
+	s.mutex.Lock()
+	defer s.mutex.Unlock()
+	if err := s.mayChange(); err != nil {
+		return nil, err
+	}
+	entries, err := os.ReadDir(s.path(CheckpointsDir))
+	errs := []error{err}
+	for _, entry := range entries {
+		if !strings.HasPrefix(entry.Name(), partialPrefix) {
+			continue
+		}
+		path := s.checkpointDir(entry.Name())
+		err := os.RemoveAll(path)
+		if err == nil {
+			removed = append(removed, path)
+		}
+		errs = append(errs, err)
+	}
+	return removed, inLeftovers(errs)
+}
+
 // RemoveLeftovers removes what killed supervisors have left: checkpoints that were being
 // written or removed, and their staging directories on this host. It returns what it has
 // removed. No dump into a staging directory of theirs may run any more.
 func (s *Store) RemoveLeftovers() (removed []string, err error) {
-	s.mutex.Lock()
-	defer s.mutex.Unlock()
+	removed, partialErr := s.RemovePartials()
 	s.stageMutex.Lock()
 	defer s.stageMutex.Unlock()
 	left, err := s.leftStages()
 	if err != nil {
-		return nil, err
+		return removed, err
 	}
-	entries, err := os.ReadDir(s.path(CheckpointsDir))
-	for _, entry := range entries {
-		if path := s.checkpointDir(entry.Name()); strings.HasPrefix(entry.Name(), partialPrefix) {
-			left[path] = path
-		}
-	}
-	errs := []error{err}
+	errs := []error{partialErr}
 	for entry, dir := range left {
 		err := os.RemoveAll(cmp.Or(dir, entry))
 		if err == nil {
@@ -128,10 +145,15 @@ func (s *Store) RemoveLeftovers() (removed []string, err error) {
 		}
 		errs = append(errs, err)
 	}
-	if err := errors.Join(errs...); err != nil {
-		return removed, fmt.Errorf("leftovers: %w", err)
+	return removed, inLeftovers(errs)
+}
+
+func inLeftovers(errs []error) error {
+	err := errors.Join(errs...)
+	if err != nil {
+		err = fmt.Errorf("leftovers: %w", err)
 	}
-	return removed, nil
+	return err
 }
 
 // LeftStages returns the staging directories that killed supervisors have left on this host.
