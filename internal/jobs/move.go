@@ -61,6 +61,8 @@ type Move struct {
 	Made bool `json:"made,omitempty"`
 	// Events is how long the log of events was when the job arrived.
 	Events int64 `json:"events,omitempty"`
+	// Taken says that a person has let the job run here, whatever the source has.
+	Taken bool `json:"taken,omitempty"`
 	// Before is the record that a destination had from an earlier move.
 	Before *Move `json:"before,omitempty"`
 }

@@ -68,7 +68,7 @@ func (a *movedJob) decide(ctx context.Context, next commit.DestinationState) err
 	case m.Returned != "":
 		return &givenBackError{m.Returned}
 	case m.State != jobs.MoveArrived:
-		m.State, m.Before = jobs.MoveArrived, nil
+		m.State, m.Before, m.Taken = jobs.MoveArrived, nil, a.taken
 		if err := m.Write(a.dir); err != nil {
 			return err
 		}

@@ -1,12 +1,15 @@
 package migrate
 
 import (
+	"encoding/json"
+	"fmt"
 	"os"
 	"path/filepath"
 	"strings"
 	"testing"
 	"time"
 
+	"cucriu/internal/jobs"
 	"cucriu/internal/testenv"
 	"cucriu/internal/testenv/hosts"
 )
@@ -42,6 +45,55 @@ func TestALongJobThatCannotBeResumedThereGoesOnHere(t *testing.T) {
 		j.move(p.A, p.B) // what could not be resumed before can be now
 		stop()
 	})
+}
+
+// TestALongJobDoesNotResumeAnOlderCheckpointThere: the newest fails twice at the destination, and the
+// source, which has it, too, goes on from it. A person who takes the job gets what can be restored.
+func TestALongJobDoesNotResumeAnOlderCheckpointThere(t *testing.T) {
+	testenv.IsolatedFor(t, 10*time.Minute, func(t *testing.T) {
+		p := hosts.New(t, hosts.Options{OneBootID: true})
+		j := startJob(t, p, p.A)
+		p.A.Run("cucriu", "jobs", "checkpoint", "train")
+		failsTwice := func() {
+			dir := t.TempDir()
+			p.B.UseFailpoint("jobs.restored=run " + testenv.Script(t, "cd "+dir+" && ! mkdir 1 && ! mkdir 2"))
+		}
+		for i, flags := range [][]string{nil, {"--start", "setsid cucriu run --dir " + j.dir + " --every 0 </dev/null >/dev/null 2>&1 &"}} {
+			failsTwice()
+			j.Prepare(p.B)
+			j.cucriuFails(p.A, 1, append([]string{"migrate", "--job", "train", "--to", "b"}, flags...), "no older one is tried", "stays here")
+			j.settled(p.A, p.B)
+			if from, want := j.resumedFrom(p.A), fmt.Sprintf("%06d", 2*i+2); from != want {
+				t.Errorf("the job has resumed from checkpoint %s, not from the one that moved, %s", from, want)
+			}
+		}
+
+		p.A.UseFailpoint("job.left=kill")
+		j.Prepare(p.B)
+		if out, err := p.A.Try("cucriu", "migrate", "--job", "train", "--to", "b"); testenv.ExitStatus(err) != -1 {
+			t.Fatalf("the source was not killed: %v: %s", err, out)
+		}
+		p.A.Setenv("CUCRIU_FAILPOINT", "")
+		awaitEnd(t, receives(p.B)...)
+		failsTwice()
+		p.B.Run("cucriu", "recover", "--take", j.moveAt(p.B).ID)
+		j.is(p.B)
+		if from := j.resumedFrom(p.B); from != "000005" {
+			t.Errorf("the job has resumed from checkpoint %s, not from the one before the last", from)
+		}
+	})
+}
+
+// resumedFrom returns the checkpoint from which the job has resumed last.
+func (j *longJob) resumedFrom(on *hosts.Host) (name string) {
+	j.t.Helper()
+	for line := range strings.Lines(on.Run("cat", j.dir+"/events.jsonl")) {
+		var e jobs.Event
+		if err := json.Unmarshal([]byte(line), &e); err == nil && e.Event == jobs.EventResumed {
+			name = e.Checkpoint
+		}
+	}
+	return name
 }
 
 // TestAPersonDecidesAboutALongJob where the other host cannot.
