@@ -88,7 +88,7 @@ func (s *jobSource) prepare(ctx context.Context) (err error) {
 	if m, err := jobs.ReadMove(s.dir); err != nil {
 		return err
 	} else if m.State == jobs.MoveLeaving || m.State == jobs.MoveStays {
-		return fmt.Errorf("an earlier move of %s, to %s, was interrupted, and that host has yet to be notified: run cucriu recover", s.of.Name, m.Peer)
+		return fmt.Errorf("an earlier move of %s, to %s, was interrupted, and that host has yet to be notified: run cucriu recover; or, if that host is gone permanently, cucriu recover --drop %s", s.of.Name, m.Peer, m.ID)
 	}
 	if s.view, err = store.View(s.dir); err != nil {
 		return err
@@ -437,6 +437,6 @@ func (s *jobSource) undelivered(state commit.SourceState, cause error) string {
 		return fmt.Sprintf("%s has left this host, but %s, which has it complete, has not confirmed that it runs there: %v; run cucriu recover here when it can be reached; or there: cucriu recover --take %s",
 			s.of.Name, s.options.Host, cause, s.result.ID)
 	}
-	return fmt.Sprintf("%s stays here, but %s could not be notified: %v; if it has the job's checkpoints, they do no harm; run cucriu recover here when it can be reached",
-		s.of.Name, s.options.Host, cause)
+	return fmt.Sprintf("%s stays here, but %s could not be notified: %v; if it has the job's checkpoints, they do no harm; run cucriu recover here when it can be reached; or, if it never can, cucriu recover --drop %s",
+		s.of.Name, s.options.Host, cause, s.result.ID)
 }

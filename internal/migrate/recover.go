@@ -146,7 +146,7 @@ func tellDestination(hook *hooks.Hook, job jobs.Local, m jobs.Move) (string, err
 }
 
 // Settle decides about a migration in place of a host that cannot be asked: take lets the job run
-// here, otherwise what is here of it is ended. The migration is named by its ID or, that of a long
+// here, otherwise what is here of it is ended; at the source of a long job that stays there, the move is. The migration is named by its ID or, that of a long
 // job, by its directory. It relies on what the user knows: see [commit.WhenToTake] and
 // [commit.WhenToDrop]. It returns what was done, for people.
 func Settle(ctx context.Context, hook *hooks.Hook, name string, take bool) (message string, err error) {
@@ -179,6 +179,8 @@ func Settle(ctx context.Context, hook *hooks.Hook, name string, take bool) (mess
 		return "", err
 	case m.State == jobs.MoveLeft && take:
 		return "the same cucriu run command resumes the job here", jobs.RemoveMove(dir)
+	case (m.State == jobs.MoveLeaving || m.State == jobs.MoveStays) && !take:
+		return dropAtSource(dir, m)
 	case m.State == jobs.MoveArriving && !take:
 		e = commit.Recover
 	case m.State != jobs.MovePromised:
@@ -193,6 +195,16 @@ func Settle(ctx context.Context, hook *hooks.Hook, name string, take bool) (mess
 		err = fmt.Errorf("%w: the job belongs here now, but does not run: %w; the same cucriu run command tries again", hooks.ErrNotBack, err)
 	}
 	return "the job runs here", err
+}
+
+// dropAtSource ends a move that has not been decided, or whose job stays here, without telling the destination.
+// What that may still hold never runs: nobody will ever say commit to it.
+func dropAtSource(dir string, m jobs.Move) (message string, err error) {
+	m.State = jobs.MoveStays // so that nobody decides otherwise meanwhile
+	if err := errors.Join(m.Write(dir), jobs.RemoveMove(dir)); err != nil {
+		return "", err
+	}
+	return fmt.Sprintf("the job of %s stays here, and %[2]s was not notified: if %[2]s holds a copy, end it there with cucriu recover --drop %[3]s", dir, printable(m.Peer), m.ID), nil
 }
 
 // settleTree decides about the copy of a process tree.

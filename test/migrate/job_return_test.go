@@ -130,6 +130,39 @@ func TestAPersonDecidesAboutALongJob(t *testing.T) {
 	})
 }
 
+// TestALongJobWhoseDestinationIsGone stays, and a person ends the move, so that it can move again.
+func TestALongJobWhoseDestinationIsGone(t *testing.T) {
+	testenv.Isolated(t, func(t *testing.T) {
+		p := hosts.New(t, hosts.Options{})
+		j := startJob(t, p, p.A)
+		j.Prepare(p.B)
+		p.A.UseFailpoint("job.ready=kill")
+		if out, err := p.A.Try("cucriu", "migrate", "--job", "train", "--to", "b"); testenv.ExitStatus(err) != -1 {
+			t.Fatalf("the source was not killed: %v: %s", err, out)
+		}
+		p.B.PowerOff()
+		p.A.Setenv("CUCRIU_FAILPOINT", "")
+		p.A.Setenv("CUCRIU_FAILPOINT_HASTE", "60")
+		testenv.Eventually(t, testenv.Soon, "the job is back", func() bool { return j.listed(p.A, "running") })
+		id := j.moveAt(p.A).ID
+		j.cucriuFails(p.A, 1, []string{"recover"}, "could not be notified", "cucriu recover --drop "+id)
+		j.cucriuFails(p.A, 3, []string{"migrate", "--job", "train", "--to", "c"}, "has yet to be notified", "cucriu recover --drop "+id)
+		j.cucriuFails(p.A, 1, []string{"recover", "--take", id}, "there is nothing to decide")
+		if out := p.A.Run("cucriu", "recover", "--drop", id); !strings.Contains(out, "b was not notified") {
+			t.Errorf("the person is told: %s", out)
+		}
+		j.is(p.A)
+
+		// B was not gone after all: what it holds does not run, and a person ends it.
+		p.B.Boot()
+		p.A.Setenv("CUCRIU_FAILPOINT_HASTE", "")
+		j.cucriuFails(p.B, 125, append(j.args, "--every", "0"), "a decides whether it will run here")
+		j.fails(p.A, p.B, 3, "recover --take "+id)
+		p.B.Run("cucriu", "recover", "--drop", j.dir)
+		j.move(p.A, p.B)
+	})
+}
+
 // TestALongJobIsRefused where it cannot be moved, and is not touched.
 func TestALongJobIsRefused(t *testing.T) {
 	testenv.Isolated(t, func(t *testing.T) {
