@@ -401,7 +401,7 @@ func (d *jobArrival) take(ctx context.Context) error {
 	if err := durable.Sync(d.dir); err != nil {
 		return err
 	}
-	if err := d.verify(ctx); err != nil {
+	if err := d.verify(ctx, manifest); err != nil {
 		return err
 	}
 	if manifest.Newest != "" {
@@ -462,17 +462,26 @@ func (d *jobArrival) isRecordOf(of jobs.Description) bool {
 }
 
 // verify reads what has arrived and was not verified yet, and finds out whether this host can take
-// the newest.
-func (d *jobArrival) verify(ctx context.Context) error {
+// the newest. What is wrong with a checkpoint that was here before, and was not sent, does not matter.
+func (d *jobArrival) verify(ctx context.Context, m jobManifest) error {
 	all, err := d.store.Checkpoints()
 	if err != nil || len(all) == 0 {
 		return err
 	}
+	var before []store.Checkpoint
 	for _, c := range all {
+		if !slices.ContainsFunc(m.Checkpoints, func(sent jobCheckpoint) bool { return sent.Name == c.Name }) {
+			before = append(before, c)
+			continue
+		}
 		if c.Verified {
 			continue
 		}
 		if err := d.store.Verify(ctx, c, jobVerifiers, nil); err != nil {
+			// If it shares a damaged file with one that was here before, both are sent the next time.
+			for _, c := range before {
+				_ = d.store.Verify(ctx, c, jobVerifiers, nil)
+			}
 			return fmt.Errorf("checkpoint %s does not match what was sent: %w", c.Name, err)
 		}
 	}
