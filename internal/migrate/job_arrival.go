@@ -33,8 +33,14 @@ type movedJob struct {
 
 func (a *movedJob) state() (state commit.DestinationState, known bool, err error) {
 	m, err := jobs.ReadMove(a.dir)
-	if err != nil || m.ID != a.id {
+	if err != nil {
 		return commit.Receiving, false, err
+	}
+	if m.ID != a.id {
+		if came, err := jobs.HasArrived(a.dir, a.id); err != nil || came {
+			return commit.Go, came, err
+		}
+		return commit.Receiving, false, nil
 	}
 	switch m.State {
 	case jobs.MoveArriving:
@@ -54,7 +60,7 @@ func (a *movedJob) state() (state commit.DestinationState, known bool, err error
 func (a *movedJob) decide(ctx context.Context, next commit.DestinationState) error {
 	m, err := jobs.ReadMove(a.dir)
 	if err != nil || m.ID != a.id {
-		return err // nothing of it is here
+		return err // nothing of it is here, or no longer
 	}
 	switch {
 	case next == commit.Promised:
@@ -160,12 +166,17 @@ func (d *jobArrival) claim(ctx context.Context, dir string) error {
 	if err := checkJobDir(dir); err != nil {
 		return err
 	}
-	if m, err := jobs.ReadMove(dir); err != nil || m.State == jobs.MoveNone {
+	m, err := jobs.ReadMove(dir)
+	if err != nil {
 		return err
+	}
+	if m.State == jobs.MoveNone {
+		if came, err := jobs.HasArrived(dir, d.id); err != nil || !came {
+			return err
+		}
 	}
 	waiting, cancel := context.WithTimeout(ctx, settlePatienceThere)
 	defer cancel()
-	var err error
 	d.dir = dir
 	d.lock, err = jobs.LockMove(waiting, dir)
 	return err

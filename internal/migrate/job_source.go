@@ -132,6 +132,13 @@ func (s *jobSource) newest() (newest store.Checkpoint, found bool, err error) {
 }
 
 func (s *jobSource) begin() error {
+	if before, err := jobs.ReadMove(s.dir); err != nil {
+		return err
+	} else if before.State == jobs.MoveArrived {
+		if err := jobs.NoteArrival(s.dir, before.ID); err != nil {
+			return err
+		}
+	}
 	m := jobs.Move{ID: s.result.ID, State: jobs.MoveLeaving, Peer: s.options.Host, RSH: s.options.RSH, Remote: s.options.Remote}
 	return m.Write(s.dir)
 }
@@ -429,7 +436,7 @@ func (s *jobSource) told(_ context.Context, state commit.SourceState) error {
 }
 
 func (s *jobSource) forgotten() error {
-	return fmt.Errorf("%w: %s has moved to %s, which no longer knows it: was its directory removed there? cucriu recover --take %s lets it run here", hooks.ErrNotBack, s.of.Name, s.options.Host, s.result.ID)
+	return fmt.Errorf("%w: %s has moved to %s, which no longer knows it: look on every host to which it may have moved on; if none has it, cucriu recover --take %s lets it run here", hooks.ErrNotBack, s.of.Name, s.options.Host, s.result.ID)
 }
 
 func (s *jobSource) undelivered(state commit.SourceState, cause error) string {

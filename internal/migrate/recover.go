@@ -139,6 +139,8 @@ func tellDestination(hook *hooks.Hook, job jobs.Local, m jobs.Move) (string, err
 		return fmt.Sprintf("%s could not be resumed at %s (%s): the same cucriu run command resumes it here", job.Name, m.Peer, returned.why), nil
 	case err != nil:
 		return "", err
+	case m.State == jobs.MoveLeft && s.result.PID == 0:
+		return fmt.Sprintf("%s has arrived at %s, and has no supervisor there now: see cucriu jobs list there", job.Name, m.Peer), nil
 	case m.State == jobs.MoveLeft:
 		return fmt.Sprintf("%s runs at %s", job.Name, m.Peer), nil
 	}
@@ -178,7 +180,13 @@ func Settle(ctx context.Context, hook *hooks.Hook, name string, take bool) (mess
 	case err != nil:
 		return "", err
 	case m.State == jobs.MoveLeft && take:
-		return "the same cucriu run command resumes the job here", jobs.RemoveMove(dir)
+		if m.Returned != "" { // and its source may not have heard that
+			err = jobs.NoteArrival(dir, m.ID)
+		}
+		if err == nil {
+			err = jobs.RemoveMove(dir)
+		}
+		return "the same cucriu run command resumes the job here", err
 	case (m.State == jobs.MoveLeaving || m.State == jobs.MoveStays) && !take:
 		return dropAtSource(dir, m)
 	case m.State == jobs.MoveArriving && !take:

@@ -130,6 +130,33 @@ func TestAPersonDecidesAboutALongJob(t *testing.T) {
 	})
 }
 
+// TestALongJobThatIsToMoveOnIsNotForgotten by the host to which it has come: its source, which has not heard
+// that, is not advised to run it, too.
+func TestALongJobThatIsToMoveOnIsNotForgotten(t *testing.T) {
+	testenv.Isolated(t, func(t *testing.T) {
+		p := hosts.New(t, hosts.Options{OneBootID: true})
+		j := startJob(t, p, p.A)
+		j.Prepare(p.B)
+		p.A.UseFailpoint("migrate.told=kill")
+		if out, err := p.A.Try("cucriu", "migrate", "--job", "train", "--to", "b"); testenv.ExitStatus(err) != -1 {
+			t.Fatalf("the source was not killed: %v: %s", err, out)
+		}
+		p.A.Setenv("CUCRIU_FAILPOINT", "")
+		testenv.Eventually(t, testenv.Soon, "the job is there", func() bool { return j.listed(p.B, "running") && len(receives(p.B)) == 0 })
+		p.B.UseFailpoint("job.ahead=error")
+		j.fails(p.B, p.A, 1, "job.ahead", "keeps running here")
+		p.B.Setenv("CUCRIU_FAILPOINT", "")
+		if testenv.Exists(p.B.Path(filepath.Join(j.dir, "move.json"))) {
+			t.Error("host b keeps the record of a move that is over, so the test shows nothing")
+		}
+		if out := p.A.Run("cucriu", "recover"); !strings.Contains(out, "train runs at b") {
+			t.Errorf("recover at the source: %s", out)
+		}
+		j.settled(p.B, p.A)
+		j.move(p.B, p.A)
+	})
+}
+
 // TestALongJobWhoseDestinationIsGone stays, and a person ends the move, so that it can move again.
 func TestALongJobWhoseDestinationIsGone(t *testing.T) {
 	testenv.Isolated(t, func(t *testing.T) {
