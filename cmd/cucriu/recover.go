@@ -33,7 +33,10 @@ For a migration that was interrupted, it tells the destination what the source h
 decided. A destination that awaits a decision and cannot get one, because the source
 is unreachable, keeps its copy stopped. The administrator may decide there:
   --take ID  lets the job run here. ` + upper(commit.WhenToTake) + `.
-  --drop ID  ends the copy here. ` + upper(commit.WhenToDrop) + `.`,
+  --drop ID  ends the copy here. ` + upper(commit.WhenToDrop) + `.
+At the source of a long job, if the destination is gone permanently:
+  --take ID  lets a job that has left run here again.
+  --drop ID  ends the move of a job that stays here, without telling the destination.`,
 		Example: "  cucriu recover\n  cucriu recover --take 5c3a9be0d1f24c77",
 		Args:    noArguments,
 		RunE: withHook(func(cmd *cobra.Command, hook *hooks.Hook, _ []string) error {
@@ -61,7 +64,7 @@ is unreachable, keeps its copy stopped. The administrator may decide there:
 	}
 	flags := cmd.Flags()
 	flags.StringVar(&take, "take", "", "let the copy of this migration run here, instead of waiting for its source's decision")
-	flags.StringVar(&drop, "drop", "", "end the copy of this migration here, instead of waiting for its source's decision")
+	flags.StringVar(&drop, "drop", "", "end the copy of this migration here, instead of waiting for its source's decision; or end a move from here whose destination is gone")
 	jsonFlag(cmd)
 	return cmd
 }

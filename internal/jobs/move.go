@@ -7,6 +7,7 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"slices"
 	"time"
 
 	"github.com/gofrs/flock"
@@ -24,6 +25,7 @@ import (
 const (
 	moveName     = "move.json"
 	moveLockName = "move.lock"
+	arrivalsName = "arrivals.json" // the moves by which the job has come here
 )
 
 // MoveState says how far a move is.
@@ -61,6 +63,8 @@ type Move struct {
 	Made bool `json:"made,omitempty"`
 	// Events is how long the log of events was when the job arrived.
 	Events int64 `json:"events,omitempty"`
+	// Taken says that a person has let the job run here, whatever the source has.
+	Taken bool `json:"taken,omitempty"`
 	// Before is the record that a destination had from an earlier move.
 	Before *Move `json:"before,omitempty"`
 }
@@ -92,6 +96,33 @@ func (m Move) Write(dir string) error {
 
 // RemoveMove removes the record of a move that is over.
 func RemoveMove(dir string) error { return durable.Remove(filepath.Join(dir, moveName)) }
+
+// maxArrivals is how many moves by which a job has come to a host are remembered.
+const maxArrivals = 100
+
+// NoteArrival remembers the ID of a move by which the job has come here, before its record is replaced:
+// the source may not have heard yet that the job runs.
+func NoteArrival(dir, id string) error {
+	all, err := arrivals(dir)
+	if err != nil || slices.Contains(all, id) {
+		return err
+	}
+	all = append(all, id)
+	return durable.WriteJSON(filepath.Join(dir, arrivalsName), all[max(0, len(all)-maxArrivals):])
+}
+
+// HasArrived reports whether the job has come here by a move, whose record was replaced since.
+func HasArrived(dir, id string) (bool, error) {
+	all, err := arrivals(dir)
+	return slices.Contains(all, id), err
+}
+
+func arrivals(dir string) (ids []string, err error) {
+	if err := durable.ReadJSON(filepath.Join(dir, arrivalsName), &ids); err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return nil, fmt.Errorf("cannot tell how the job of %s came here: %w", dir, err)
+	}
+	return ids, nil
+}
 
 // MoveLock is the right to change the record of a move.
 type MoveLock struct{ lock *flock.Flock }

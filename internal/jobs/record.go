@@ -252,7 +252,7 @@ const SupervisorLog = "supervisor.log"
 
 // OwnFiles are all names that there may be in the directory of a job that has not run here.
 func OwnFiles() []string {
-	return append(TravelFiles(), "lock", "owner.json", "checkpoints", "staged", fenceName, undoName, moveLockName, moveName)
+	return append(TravelFiles(), "lock", "owner.json", "checkpoints", "staged", fenceName, undoName, arrivalsName, moveLockName, moveName)
 }
 
 // NoteLocal notes in the run directory what a job does on this host that has no supervisor here.

@@ -58,6 +58,9 @@ func Remove(ctx context.Context, hook *hooks.Hook, job Local, agreed, keepOutput
 	m, err := ReadMove(job.Dir)
 	if err == nil && m.State != MoveNone && m.State != MoveArrived && (m.State != MoveLeft || !m.PeerKnows) {
 		err = fmt.Errorf("its move from or to %s is not over: run cucriu recover", m.Peer)
+		if m.State == MoveLeaving || m.State == MoveStays {
+			err = fmt.Errorf("%w; or, if that host is gone permanently, cucriu recover --drop %s", err, m.ID)
+		}
 	}
 	if err != nil {
 		return refuse(err)

@@ -25,8 +25,13 @@ import (
 )
 
 // resumeNewest resumes the newest checkpoint that can be restored. What this host refuses would
-// be lost by taking an older one, and may go through later or elsewhere.
+// be lost by taking an older one, and may go through later or elsewhere. So would be the newest of a
+// job that has just arrived: its source still has it.
 func (s *starter) resumeNewest(ctx context.Context, all []store.Checkpoint) error {
+	source, err := s.mayReturnTo()
+	if err != nil {
+		return err
+	}
 	all = inTurn(all)
 	failed := make(map[string]error)
 	for i, c := range all {
@@ -48,6 +53,9 @@ func (s *starter) resumeNewest(ctx context.Context, all []store.Checkpoint) erro
 		if damage := new(store.DamageError); errors.As(err, &damage) {
 			s.sayError(s.store.NoteDamage(c, damage))
 		}
+		if source != "" {
+			return fmt.Errorf("checkpoint %s cannot be restored here, and no older one is tried, because %s has it, too (cucriu recover here returns the job): %w", called(c), source, err)
+		}
 		next := "and there is no other"
 		if i+1 < len(all) {
 			next = "trying checkpoint " + all[i+1].Name
@@ -55,11 +63,23 @@ func (s *starter) resumeNewest(ctx context.Context, all []store.Checkpoint) erro
 		s.tell(Event{Event: EventFailed, Checkpoint: c.Name, Message: fmt.Sprintf("checkpoint %s cannot be restored, %s: %v", called(c), next, err)})
 	}
 	why := slices.Collect(maps.Values(failed))
-	err := fmt.Errorf("%s was neither resumed nor started anew: %w", s.record.Name, errors.Join(why...))
+	err = fmt.Errorf("%s was neither resumed nor started anew: %w", s.record.Name, errors.Join(why...))
 	if !slices.ContainsFunc(why, func(err error) bool { return !errors.As(err, new(*store.DamageError)) }) {
 		err = fmt.Errorf("%w: %s", err, LostRemedy(s.record.Name, s.Dir))
 	}
 	return err
+}
+
+// mayReturnTo names the host to which a job can still be given back: it has arrived, and has not run here.
+func (s *starter) mayReturnTo() (host string, err error) {
+	m, err := ReadMove(s.Dir)
+	if err != nil || m.State != MoveArrived || m.Taken {
+		return "", err
+	}
+	if ran, err := Resumed(s.Dir, m.Events); err != nil || ran {
+		return "", err
+	}
+	return proc.Printable(m.Peer), nil
 }
 
 // LostRemedy says what to do about a job all of whose checkpoints are damaged.

@@ -33,8 +33,14 @@ type movedJob struct {
 
 func (a *movedJob) state() (state commit.DestinationState, known bool, err error) {
 	m, err := jobs.ReadMove(a.dir)
-	if err != nil || m.ID != a.id {
+	if err != nil {
 		return commit.Receiving, false, err
+	}
+	if m.ID != a.id {
+		if came, err := jobs.HasArrived(a.dir, a.id); err != nil || came {
+			return commit.Go, came, err
+		}
+		return commit.Receiving, false, nil
 	}
 	switch m.State {
 	case jobs.MoveArriving:
@@ -54,7 +60,7 @@ func (a *movedJob) state() (state commit.DestinationState, known bool, err error
 func (a *movedJob) decide(ctx context.Context, next commit.DestinationState) error {
 	m, err := jobs.ReadMove(a.dir)
 	if err != nil || m.ID != a.id {
-		return err // nothing of it is here
+		return err // nothing of it is here, or no longer
 	}
 	switch {
 	case next == commit.Promised:
@@ -68,7 +74,7 @@ func (a *movedJob) decide(ctx context.Context, next commit.DestinationState) err
 	case m.Returned != "":
 		return &givenBackError{m.Returned}
 	case m.State != jobs.MoveArrived:
-		m.State, m.Before = jobs.MoveArrived, nil
+		m.State, m.Before, m.Taken = jobs.MoveArrived, nil, a.taken
 		if err := m.Write(a.dir); err != nil {
 			return err
 		}
@@ -160,12 +166,17 @@ func (d *jobArrival) claim(ctx context.Context, dir string) error {
 	if err := checkJobDir(dir); err != nil {
 		return err
 	}
-	if m, err := jobs.ReadMove(dir); err != nil || m.State == jobs.MoveNone {
+	m, err := jobs.ReadMove(dir)
+	if err != nil {
 		return err
+	}
+	if m.State == jobs.MoveNone {
+		if came, err := jobs.HasArrived(dir, d.id); err != nil || !came {
+			return err
+		}
 	}
 	waiting, cancel := context.WithTimeout(ctx, settlePatienceThere)
 	defer cancel()
-	var err error
 	d.dir = dir
 	d.lock, err = jobs.LockMove(waiting, dir)
 	return err
@@ -401,7 +412,7 @@ func (d *jobArrival) take(ctx context.Context) error {
 	if err := durable.Sync(d.dir); err != nil {
 		return err
 	}
-	if err := d.verify(ctx); err != nil {
+	if err := d.verify(ctx, manifest); err != nil {
 		return err
 	}
 	if manifest.Newest != "" {
@@ -462,17 +473,26 @@ func (d *jobArrival) isRecordOf(of jobs.Description) bool {
 }
 
 // verify reads what has arrived and was not verified yet, and finds out whether this host can take
-// the newest.
-func (d *jobArrival) verify(ctx context.Context) error {
+// the newest. What is wrong with a checkpoint that was here before, and was not sent, does not matter.
+func (d *jobArrival) verify(ctx context.Context, m jobManifest) error {
 	all, err := d.store.Checkpoints()
 	if err != nil || len(all) == 0 {
 		return err
 	}
+	var before []store.Checkpoint
 	for _, c := range all {
+		if !slices.ContainsFunc(m.Checkpoints, func(sent jobCheckpoint) bool { return sent.Name == c.Name }) {
+			before = append(before, c)
+			continue
+		}
 		if c.Verified {
 			continue
 		}
 		if err := d.store.Verify(ctx, c, jobVerifiers, nil); err != nil {
+			// If it shares a damaged file with one that was here before, both are sent the next time.
+			for _, c := range before {
+				_ = d.store.Verify(ctx, c, jobVerifiers, nil)
+			}
 			return fmt.Errorf("checkpoint %s does not match what was sent: %w", c.Name, err)
 		}
 	}

@@ -88,7 +88,7 @@ func (s *jobSource) prepare(ctx context.Context) (err error) {
 	if m, err := jobs.ReadMove(s.dir); err != nil {
 		return err
 	} else if m.State == jobs.MoveLeaving || m.State == jobs.MoveStays {
-		return fmt.Errorf("an earlier move of %s, to %s, was interrupted, and that host has yet to be notified: run cucriu recover", s.of.Name, m.Peer)
+		return fmt.Errorf("an earlier move of %s, to %s, was interrupted, and that host has yet to be notified: run cucriu recover; or, if that host is gone permanently, cucriu recover --drop %s", s.of.Name, m.Peer, m.ID)
 	}
 	if s.view, err = store.View(s.dir); err != nil {
 		return err
@@ -132,6 +132,13 @@ func (s *jobSource) newest() (newest store.Checkpoint, found bool, err error) {
 }
 
 func (s *jobSource) begin() error {
+	if before, err := jobs.ReadMove(s.dir); err != nil {
+		return err
+	} else if before.State == jobs.MoveArrived {
+		if err := jobs.NoteArrival(s.dir, before.ID); err != nil {
+			return err
+		}
+	}
 	m := jobs.Move{ID: s.result.ID, State: jobs.MoveLeaving, Peer: s.options.Host, RSH: s.options.RSH, Remote: s.options.Remote}
 	return m.Write(s.dir)
 }
@@ -429,7 +436,7 @@ func (s *jobSource) told(_ context.Context, state commit.SourceState) error {
 }
 
 func (s *jobSource) forgotten() error {
-	return fmt.Errorf("%w: %s has moved to %s, which no longer knows it: was its directory removed there? cucriu recover --take %s lets it run here", hooks.ErrNotBack, s.of.Name, s.options.Host, s.result.ID)
+	return fmt.Errorf("%w: %s has moved to %s, which no longer knows it: look on every host to which it may have moved on; if none has it, cucriu recover --take %s lets it run here", hooks.ErrNotBack, s.of.Name, s.options.Host, s.result.ID)
 }
 
 func (s *jobSource) undelivered(state commit.SourceState, cause error) string {
@@ -437,6 +444,6 @@ func (s *jobSource) undelivered(state commit.SourceState, cause error) string {
 		return fmt.Sprintf("%s has left this host, but %s, which has it complete, has not confirmed that it runs there: %v; run cucriu recover here when it can be reached; or there: cucriu recover --take %s",
 			s.of.Name, s.options.Host, cause, s.result.ID)
 	}
-	return fmt.Sprintf("%s stays here, but %s could not be notified: %v; if it has the job's checkpoints, they do no harm; run cucriu recover here when it can be reached",
-		s.of.Name, s.options.Host, cause)
+	return fmt.Sprintf("%s stays here, but %s could not be notified: %v; if it has the job's checkpoints, they do no harm; run cucriu recover here when it can be reached; or, if it never can, cucriu recover --drop %s",
+		s.of.Name, s.options.Host, cause, s.result.ID)
 }

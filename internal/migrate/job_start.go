@@ -44,7 +44,8 @@ func startJob(ctx context.Context, hook *hooks.Hook, dir string, m jobs.Move) er
 		return err
 	}
 	ended := make(chan error, 1)
-	deadline := time.Now().Add(startPatience)
+	begun := time.Now()
+	deadline := begun.Add(startPatience)
 	if m.Start != "" {
 		out, err := exec.CommandContext(ctx, "/bin/sh", "-c", m.Start).CombinedOutput()
 		if err != nil {
@@ -75,6 +76,9 @@ func startJob(ctx context.Context, hook *hooks.Hook, dir string, m jobs.Move) er
 		}
 		if local.PID != 0 { // a supervisor is at work
 			deadline = time.Now().Add(startPatience)
+		}
+		if f := local.Failure; m.Start != "" && local.PID == 0 && local.State == jobs.StateFailed && f != nil && f.At.After(begun) {
+			return fmt.Errorf("its supervisor has ended: %s", f.Message)
 		}
 		select {
 		case err := <-ended:

@@ -139,6 +139,8 @@ func tellDestination(hook *hooks.Hook, job jobs.Local, m jobs.Move) (string, err
 		return fmt.Sprintf("%s could not be resumed at %s (%s): the same cucriu run command resumes it here", job.Name, m.Peer, returned.why), nil
 	case err != nil:
 		return "", err
+	case m.State == jobs.MoveLeft && s.result.PID == 0:
+		return fmt.Sprintf("%s has arrived at %s, and has no supervisor there now: see cucriu jobs list there", job.Name, m.Peer), nil
 	case m.State == jobs.MoveLeft:
 		return fmt.Sprintf("%s runs at %s", job.Name, m.Peer), nil
 	}
@@ -146,7 +148,7 @@ func tellDestination(hook *hooks.Hook, job jobs.Local, m jobs.Move) (string, err
 }
 
 // Settle decides about a migration in place of a host that cannot be asked: take lets the job run
-// here, otherwise what is here of it is ended. The migration is named by its ID or, that of a long
+// here, otherwise what is here of it is ended; at the source of a long job that stays there, the move is. The migration is named by its ID or, that of a long
 // job, by its directory. It relies on what the user knows: see [commit.WhenToTake] and
 // [commit.WhenToDrop]. It returns what was done, for people.
 func Settle(ctx context.Context, hook *hooks.Hook, name string, take bool) (message string, err error) {
@@ -178,7 +180,15 @@ func Settle(ctx context.Context, hook *hooks.Hook, name string, take bool) (mess
 	case err != nil:
 		return "", err
 	case m.State == jobs.MoveLeft && take:
-		return "the same cucriu run command resumes the job here", jobs.RemoveMove(dir)
+		if m.Returned != "" { // and its source may not have heard that
+			err = jobs.NoteArrival(dir, m.ID)
+		}
+		if err == nil {
+			err = jobs.RemoveMove(dir)
+		}
+		return "the same cucriu run command resumes the job here", err
+	case (m.State == jobs.MoveLeaving || m.State == jobs.MoveStays) && !take:
+		return dropAtSource(dir, m)
 	case m.State == jobs.MoveArriving && !take:
 		e = commit.Recover
 	case m.State != jobs.MovePromised:
@@ -193,6 +203,16 @@ func Settle(ctx context.Context, hook *hooks.Hook, name string, take bool) (mess
 		err = fmt.Errorf("%w: the job belongs here now, but does not run: %w; the same cucriu run command tries again", hooks.ErrNotBack, err)
 	}
 	return "the job runs here", err
+}
+
+// dropAtSource ends a move that has not been decided, or whose job stays here, without telling the destination.
+// What that may still hold never runs: nobody will ever say commit to it.
+func dropAtSource(dir string, m jobs.Move) (message string, err error) {
+	m.State = jobs.MoveStays // so that nobody decides otherwise meanwhile
+	if err := errors.Join(m.Write(dir), jobs.RemoveMove(dir)); err != nil {
+		return "", err
+	}
+	return fmt.Sprintf("the job of %s stays here, and %[2]s was not notified: if %[2]s holds a copy, end it there with cucriu recover --drop %[3]s", dir, printable(m.Peer), m.ID), nil
 }
 
 // settleTree decides about the copy of a process tree.

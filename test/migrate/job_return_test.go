@@ -1,12 +1,15 @@
 package migrate
 
 import (
+	"encoding/json"
+	"fmt"
 	"os"
 	"path/filepath"
 	"strings"
 	"testing"
 	"time"
 
+	"cucriu/internal/jobs"
 	"cucriu/internal/testenv"
 	"cucriu/internal/testenv/hosts"
 )
@@ -44,6 +47,55 @@ func TestALongJobThatCannotBeResumedThereGoesOnHere(t *testing.T) {
 	})
 }
 
+// TestALongJobDoesNotResumeAnOlderCheckpointThere: the newest fails twice at the destination, and the
+// source, which has it, too, goes on from it. A person who takes the job gets what can be restored.
+func TestALongJobDoesNotResumeAnOlderCheckpointThere(t *testing.T) {
+	testenv.IsolatedFor(t, 10*time.Minute, func(t *testing.T) {
+		p := hosts.New(t, hosts.Options{OneBootID: true})
+		j := startJob(t, p, p.A)
+		p.A.Run("cucriu", "jobs", "checkpoint", "train")
+		failsTwice := func() {
+			dir := t.TempDir()
+			p.B.UseFailpoint("jobs.restored=run " + testenv.Script(t, "cd "+dir+" && ! mkdir 1 && ! mkdir 2"))
+		}
+		for i, flags := range [][]string{nil, {"--start", "setsid cucriu run --dir " + j.dir + " --every 0 </dev/null >/dev/null 2>&1 &"}} {
+			failsTwice()
+			j.Prepare(p.B)
+			j.cucriuFails(p.A, 1, append([]string{"migrate", "--job", "train", "--to", "b"}, flags...), "no older one is tried", "stays here")
+			j.settled(p.A, p.B)
+			if from, want := j.resumedFrom(p.A), fmt.Sprintf("%06d", 2*i+2); from != want {
+				t.Errorf("the job has resumed from checkpoint %s, not from the one that moved, %s", from, want)
+			}
+		}
+
+		p.A.UseFailpoint("job.left=kill")
+		j.Prepare(p.B)
+		if out, err := p.A.Try("cucriu", "migrate", "--job", "train", "--to", "b"); testenv.ExitStatus(err) != -1 {
+			t.Fatalf("the source was not killed: %v: %s", err, out)
+		}
+		p.A.Setenv("CUCRIU_FAILPOINT", "")
+		awaitEnd(t, receives(p.B)...)
+		failsTwice()
+		p.B.Run("cucriu", "recover", "--take", j.moveAt(p.B).ID)
+		j.is(p.B)
+		if from := j.resumedFrom(p.B); from != "000005" {
+			t.Errorf("the job has resumed from checkpoint %s, not from the one before the last", from)
+		}
+	})
+}
+
+// resumedFrom returns the checkpoint from which the job has resumed last.
+func (j *longJob) resumedFrom(on *hosts.Host) (name string) {
+	j.t.Helper()
+	for line := range strings.Lines(on.Run("cat", j.dir+"/events.jsonl")) {
+		var e jobs.Event
+		if err := json.Unmarshal([]byte(line), &e); err == nil && e.Event == jobs.EventResumed {
+			name = e.Checkpoint
+		}
+	}
+	return name
+}
+
 // TestAPersonDecidesAboutALongJob where the other host cannot.
 func TestAPersonDecidesAboutALongJob(t *testing.T) {
 	testenv.Isolated(t, func(t *testing.T) {
@@ -75,6 +127,66 @@ func TestAPersonDecidesAboutALongJob(t *testing.T) {
 		p.A.Run("cucriu", "recover", "--take", id)
 		j.again(p.A)
 		j.is(p.A)
+	})
+}
+
+// TestALongJobThatIsToMoveOnIsNotForgotten by the host to which it has come: its source, which has not heard
+// that, is not advised to run it, too.
+func TestALongJobThatIsToMoveOnIsNotForgotten(t *testing.T) {
+	testenv.Isolated(t, func(t *testing.T) {
+		p := hosts.New(t, hosts.Options{OneBootID: true})
+		j := startJob(t, p, p.A)
+		j.Prepare(p.B)
+		p.A.UseFailpoint("migrate.told=kill")
+		if out, err := p.A.Try("cucriu", "migrate", "--job", "train", "--to", "b"); testenv.ExitStatus(err) != -1 {
+			t.Fatalf("the source was not killed: %v: %s", err, out)
+		}
+		p.A.Setenv("CUCRIU_FAILPOINT", "")
+		testenv.Eventually(t, testenv.Soon, "the job is there", func() bool { return j.listed(p.B, "running") && len(receives(p.B)) == 0 })
+		p.B.UseFailpoint("job.ahead=error")
+		j.fails(p.B, p.A, 1, "job.ahead", "keeps running here")
+		p.B.Setenv("CUCRIU_FAILPOINT", "")
+		if testenv.Exists(p.B.Path(filepath.Join(j.dir, "move.json"))) {
+			t.Error("host b keeps the record of a move that is over, so the test shows nothing")
+		}
+		if out := p.A.Run("cucriu", "recover"); !strings.Contains(out, "train runs at b") {
+			t.Errorf("recover at the source: %s", out)
+		}
+		j.settled(p.B, p.A)
+		j.move(p.B, p.A)
+	})
+}
+
+// TestALongJobWhoseDestinationIsGone stays, and a person ends the move, so that it can move again.
+func TestALongJobWhoseDestinationIsGone(t *testing.T) {
+	testenv.Isolated(t, func(t *testing.T) {
+		p := hosts.New(t, hosts.Options{})
+		j := startJob(t, p, p.A)
+		j.Prepare(p.B)
+		p.A.UseFailpoint("job.ready=kill")
+		if out, err := p.A.Try("cucriu", "migrate", "--job", "train", "--to", "b"); testenv.ExitStatus(err) != -1 {
+			t.Fatalf("the source was not killed: %v: %s", err, out)
+		}
+		p.B.PowerOff()
+		p.A.Setenv("CUCRIU_FAILPOINT", "")
+		p.A.Setenv("CUCRIU_FAILPOINT_HASTE", "60")
+		testenv.Eventually(t, testenv.Soon, "the job is back", func() bool { return j.listed(p.A, "running") })
+		id := j.moveAt(p.A).ID
+		j.cucriuFails(p.A, 1, []string{"recover"}, "could not be notified", "cucriu recover --drop "+id)
+		j.cucriuFails(p.A, 3, []string{"migrate", "--job", "train", "--to", "c"}, "has yet to be notified", "cucriu recover --drop "+id)
+		j.cucriuFails(p.A, 1, []string{"recover", "--take", id}, "there is nothing to decide")
+		if out := p.A.Run("cucriu", "recover", "--drop", id); !strings.Contains(out, "b was not notified") {
+			t.Errorf("the person is told: %s", out)
+		}
+		j.is(p.A)
+
+		// B was not gone after all: what it holds does not run, and a person ends it.
+		p.B.Boot()
+		p.A.Setenv("CUCRIU_FAILPOINT_HASTE", "")
+		j.cucriuFails(p.B, 125, append(j.args, "--every", "0"), "a decides whether it will run here")
+		j.fails(p.A, p.B, 3, "recover --take "+id)
+		p.B.Run("cucriu", "recover", "--drop", j.dir)
+		j.move(p.A, p.B)
 	})
 }
 

@@ -159,3 +159,23 @@ func TestALongJobMovesThereAndBack(t *testing.T) {
 		stop()
 	})
 }
+
+// TestALongJobReturnsToAHostWithDamagedCheckpoints: those that the source has are sent again, and the
+// others are in nobody's way.
+func TestALongJobReturnsToAHostWithDamagedCheckpoints(t *testing.T) {
+	testenv.Isolated(t, func(t *testing.T) {
+		p := hosts.New(t, hosts.Options{OneBootID: true})
+		j := startJob(t, p, p.A)
+		j.move(p.A, p.B) // 000001 ahead, and 000002
+		p.B.Run("cucriu", "jobs", "checkpoint", "train")
+		for _, name := range []string{"000002", "000003"} {
+			p.B.Run("sh", "-c", "for f in "+j.dir+"/checkpoints/"+name+"/core-*.img; do echo x >$f; done")
+		}
+		if _, err := p.B.Try("cucriu", "jobs", "verify", "train"); err == nil {
+			t.Fatal("no damage was found")
+		}
+		j.move(p.B, p.A)
+		j.move(p.A, p.B)
+		j.cucriuFails(p.B, 1, []string{"jobs", "verify", "train"}, "000002 is intact", "000003 is damaged", "1 of 4 checkpoints")
+	})
+}

@@ -33,7 +33,7 @@ type ListedFile struct {
 	SameAs string `json:"same_as,omitempty"`
 }
 
-// List lists those checkpoints that can be used and are wanted, the oldest first. Of files with
+// List lists those checkpoints that can be used, lack no file, and are wanted, the oldest first. Of files with
 // several names, only the first is listed with content of its own.
 func (s *Store) List(wanted func(name string, crc32c uint32) bool) ([]Listed, error) {
 	all, err := s.Checkpoints()
@@ -46,13 +46,19 @@ func (s *Store) List(wanted func(name string, crc32c uint32) bool) ([]Listed, er
 		if !c.Usable() || !wanted(c.Name, c.sum) {
 			continue
 		}
+		infos, err := statAll(c)
+		if errors.Is(err, fs.ErrNotExist) {
+			continue
+		}
+		if err != nil {
+			return nil, fmt.Errorf("checkpoint %s: %w", c.Name, err)
+		}
 		l := Listed{Name: c.Name, CRC32C: c.sum, Pinned: c.Pinned}
-		for _, named := range append([]File{{Name: recordName}}, c.Files...) {
-			info, err := os.Lstat(filepath.Join(c.Dir, named.Name))
-			if err != nil {
-				return nil, fmt.Errorf("checkpoint %s: %w", c.Name, err)
+		for i, info := range infos {
+			f := ListedFile{Name: recordName, Bytes: info.Size()}
+			if i > 0 {
+				f.Name = c.Files[i-1].Name
 			}
-			f := ListedFile{Name: named.Name, Bytes: info.Size()}
 			id := pages.Identify(info)
 			if f.SameAs = seen[id]; f.SameAs == "" {
 				seen[id] = c.Name + "/" + f.Name
@@ -64,16 +70,29 @@ func (s *Store) List(wanted func(name string, crc32c uint32) bool) ([]Listed, er
 	return listed, nil
 }
 
+// statAll looks at the record of a checkpoint, and then at its files.
+func statAll(c Checkpoint) (infos []fs.FileInfo, err error) {
+	for _, f := range append([]File{{Name: recordName}}, c.Files...) {
+		info, err := os.Lstat(filepath.Join(c.Dir, f.Name))
+		if err != nil {
+			return nil, err
+		}
+		infos = append(infos, info)
+	}
+	return infos, nil
+}
+
 // Import makes a checkpoint of files that came from another store. from returns the path of the
-// file with this number in the list, in the file system of the store; it is moved. The checkpoint
-// is on disk afterwards, or absent. [Store.Verify] tells whether its content is right.
+// file with this number in the list, in the file system of the store; it is moved. A checkpoint that
+// is here already stays, if it can be used. The checkpoint is on disk afterwards, or absent.
+// [Store.Verify] tells whether its content is right.
 func (s *Store) Import(ctx context.Context, l Listed, from func(number int) string) error {
 	s.mutex.Lock()
 	defer s.mutex.Unlock()
 	if err := errors.Join(s.mayChange(), s.checkName(l.Name)); err != nil {
 		return err
 	}
-	if there, err := s.read(l.Name); err == nil && there.sum == l.CRC32C {
+	if there, err := s.read(l.Name); err == nil && there.sum == l.CRC32C && there.usable() {
 		return nil
 	}
 	err := s.create(ctx, l.Name, func(partial string) error { return s.receive(ctx, partial, l, from) })

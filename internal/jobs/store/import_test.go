@@ -84,6 +84,33 @@ func TestAnImportReplacesACheckpointOfAnotherTimeLine(t *testing.T) {
 	must(t, to.Verify(t.Context(), list(t, to)[0], 1, nil))
 }
 
+// TestAnImportReplacesADamagedCheckpoint of the same record, and one that lacks a file, which is not listed.
+func TestAnImportReplacesADamagedCheckpoint(t *testing.T) {
+	for name, spoil := range map[string]func(path string) error{
+		"damaged": func(path string) error { return os.WriteFile(path, []byte("x"), 0o600) },
+		"missing": os.Remove,
+	} {
+		t.Run(name, func(t *testing.T) {
+			from, to := openStore(t, quickDir(t)), openStore(t, quickDir(t))
+			publish(t, from, 1, newMemory(1, 2))
+			listed, err := from.List(all)
+			must(t, err)
+			_, err = sendTo(t, from, to, listed[0])
+			must(t, err)
+			must(t, spoil(filepath.Join(to.checkpointDir(nameOf(1)), listed[0].Files[1].Name)))
+			if there, err := to.List(all); err != nil || name == "missing" && len(there) > 0 {
+				t.Errorf("listed are %v, %v", there, err)
+			}
+			if err := to.Verify(t.Context(), list(t, to)[0], 1, nil); err == nil {
+				t.Fatal("no damage was found")
+			}
+			_, err = sendTo(t, from, to, listed[0])
+			must(t, err)
+			must(t, to.Verify(t.Context(), list(t, to)[0], 1, nil))
+		})
+	}
+}
+
 func TestAHostileImportIsRefused(t *testing.T) {
 	for name, c := range map[string]struct {
 		damage func(*Listed)
