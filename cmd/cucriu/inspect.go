@@ -90,6 +90,11 @@ func requireImage(dir string) error {
 }
 
 func inspectImage(dir string) (inspection, error) {
+	if !criuimage.IsStreamed(dir) {
+		if _, err := criuimage.Check(dir); err != nil {
+			return inspection{}, err
+		}
+	}
 	info, err := criuimage.Read(dir)
 	if err != nil {
 		return inspection{}, err

@@ -114,6 +114,9 @@ func noArguments(cmd *cobra.Command, args []string) error {
 				}
 			}
 		}
+		if cmd.Flags().Lookup("to") != nil {
+			return fmt.Errorf("%w: specify the host with --to %s", err, args[0])
+		}
 		if flag := cmd.Flags().Lookup("images-dir"); flag != nil {
 			return fmt.Errorf("%w: specify the image directory with -D", err)
 		}

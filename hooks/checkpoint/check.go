@@ -125,7 +125,24 @@ func imageFindings(ctx context.Context, hook *hooks.Hook, dir string, check file
 		return findings, err
 	}
 	taken, err := inspect.TakenPIDs(ctx, tree.Numbers(), func(text string) { hook.Filled().Log.Warn(text) })
-	return append(taken, findings...), err
+	return append(explainTaken(hook.Config.RunDir, dir, taken), findings...), err
+}
+
+// explainTaken has the findings about pids in use say so if it is the job itself that has them.
+func explainTaken(runDir, dir string, taken preflight.Findings) preflight.Findings {
+	all, _ := journal.List(runDir) // without them they are still in use
+	for i, f := range taken {
+		for _, s := range all {
+			if s.Kind != journal.KindRestore || s.ImageDir != dir || s.Outcome != journal.OutcomeRunning || s.Root == nil || s.Root.PID != f.PID {
+				continue
+			}
+			if gone, err := session.Gone(*s.Root); err == nil && !gone {
+				taken[i].Message = fmt.Sprintf("is the job itself, which was restored from this image at %s and runs", s.Created.Local().Format("15:04:05"))
+				taken[i].Remedy = "nothing is left to do; to restore the image once more, end the job first"
+			}
+		}
+	}
+	return taken
 }
 
 // FileFindings finds the files and directories of an image that are not here as they were at the dump.

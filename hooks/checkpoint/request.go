@@ -413,6 +413,9 @@ func (d *criuSession) withCriuLog(err error, said string) error {
 		if where == "" {
 			where = "its default configuration files"
 		}
+		if name := strings.TrimLeft(option[1], "-"); strings.HasPrefix(option[1], "---") {
+			return fmt.Errorf("criu rejected an option in %s: write it without dashes: %s", where, name)
+		}
 		return fmt.Errorf("criu rejected an option in %s: %s", where, option[1])
 	}
 	if !answered && !d.staged {

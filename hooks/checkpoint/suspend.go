@@ -396,8 +396,8 @@ func inspectNamed(ctx context.Context, s *engine.Suspension, pid int) (*inspect.
 	}
 	if parked, err := inject.LooksParked(pid); err != nil || parked {
 		if err == nil {
-			err = fmt.Errorf("process %d was suspended, half dumped, or restored by a criu without cucriu-hook, and the state needed to continue its threads is not in this run directory (%s): set CUCRIU_RUN_DIR to the one used to suspend it; "+
-				"if it was restored, end it, and restore the image with cucriu restore, or with cucriu-hook as criu's action script", pid, s.Config.RunDir)
+			err = fmt.Errorf("process %d was suspended or dumped with another run directory than %s: set CUCRIU_RUN_DIR to that one "+
+				"(if criu has restored the process without cucriu-hook, it can never run: restore its image with cucriu restore)", pid, s.Config.RunDir)
 		}
 		return nil, err
 	}

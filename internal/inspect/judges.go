@@ -10,6 +10,7 @@ import (
 	"strconv"
 	"time"
 
+	"github.com/prometheus/procfs"
 	"golang.org/x/sys/unix"
 
 	"cucriu/hooks/preflight"
@@ -56,7 +57,44 @@ func (l *look) judge() preflight.Findings {
 func (s *snapshot) judge() preflight.Findings {
 	each := make([]preflight.Findings, len(s.looks))
 	proc.AtOnce(runtime.NumCPU(), len(s.looks), func(i int) { each[i] = s.looks[i].judge() })
-	return slices.Concat(slices.Concat(each...), s.removedFindings(), s.sharingFindings())
+	return slices.Concat(slices.Concat(each...), s.removedFindings(), s.sharingFindings(), s.parentFindings())
+}
+
+// parentFindings warn of a launcher that is left behind. Unlike a shell's job, what a program has started is in
+// the process group of that program. Whoever dumps the tree, or what has started that, is meant to stay.
+func (s *snapshot) parentFindings() preflight.Findings {
+	root := s.looks[0]
+	parent, group := root.status.PPID, groupOf(root.pid)
+	if parent <= 1 || group == 0 || group == root.pid || groupOf(parent) != group {
+		return nil
+	}
+	self, err := proc.Self()
+	if err != nil {
+		return nil
+	}
+	if ours, err := proc.IsAncestor(parent, self); err != nil || ours {
+		return nil
+	}
+	launcher, err := proc.ReadStatus(parent)
+	if err != nil {
+		return nil
+	}
+	return preflight.Findings{root.about(preflight.New(preflight.FindingParent,
+		fmt.Sprintf("is a child of process %d (%s), which is not dumped and sees it end", parent, launcher.Name),
+		fmt.Sprintf("dump the whole job with -t %d", parent)))}
+}
+
+// groupOf returns the process group of a process; 0 if that is not known.
+func groupOf(pid int) int {
+	process, err := procfs.NewProc(pid)
+	if err != nil {
+		return 0
+	}
+	stat, err := process.Stat()
+	if err != nil {
+		return 0
+	}
+	return stat.PGRP
 }
 
 // lasts reports whether something stays true for a second. What is true for a moment only, as

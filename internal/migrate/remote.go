@@ -66,6 +66,9 @@ func connect(ctx context.Context, o *Options, id, fingerprint string) (*remote, 
 			err = fmt.Errorf("%w (%s: %w)", err, o.RSH[0], r.err)
 		}
 		if errors.Is(err, wire.ErrClosed) && cmd.ProcessState.Exited() {
+			if cmd.ProcessState.ExitCode() == refused {
+				return nil, fmt.Errorf("cucriu on %s refused, as it says above; if it must run as root there: --to root@%[1]s, or --remote-cucriu \"sudo cucriu\"", o.Host)
+			}
 			try := strings.Join(slices.Concat(o.RSH, []string{o.Host}, strings.Fields(o.Remote), []string{"--version"}), " ")
 			return nil, fmt.Errorf("cannot start cucriu on %s (exit %d); try: %s", o.Host, cmd.ProcessState.ExitCode(), try)
 		}
@@ -73,6 +76,9 @@ func connect(ctx context.Context, o *Options, id, fingerprint string) (*remote, 
 	}
 	return r, nil
 }
+
+// refused is the exit status of a cucriu that has touched nothing.
+const refused = 3
 
 // boundAnswer bounds how long the destination may take to answer, unless ssh may be asking for a
 // password.

@@ -6,6 +6,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"testing"
@@ -126,6 +127,23 @@ func TestLockedMemoryThatTheKernelCannotDropIsLeftToCriu(t *testing.T) {
 			}
 			host.Restore(images)
 			job.Runs()
+		}
+	})
+}
+
+// TestALauncherThatIsLeftBehindIsNamed, and a shell that has started a job is none.
+func TestALauncherThatIsLeftBehindIsNamed(t *testing.T) {
+	testenv.Isolated(t, func(t *testing.T) {
+		host := testenv.NewHost(t, 1)
+		job := host.StartUnder([]string{"/bin/sh", "-c", `"$@" & wait`, "sh"}, 1)
+		worker := job.MustStatus(0).PID
+		found := testenv.Check(t, host, "-t", strconv.Itoa(worker)).Of(preflight.SeverityWarning)
+		at := slices.IndexFunc(found, func(f preflight.Finding) bool { return f.Name == preflight.FindingParent })
+		if at < 0 || !strings.Contains(found[at].Remedy, "-t "+job.Root()) {
+			t.Errorf("check of the worker: %+v", found)
+		}
+		if found := testenv.Check(t, host, "-t", job.Root()); found.Has(preflight.FindingParent) {
+			t.Errorf("check of the whole job: %+v", found)
 		}
 	})
 }

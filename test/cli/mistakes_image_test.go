@@ -81,10 +81,10 @@ func TestMistakesAboutWhatToRestore(t *testing.T) {
 			t.Fatalf("the image, after all that: %s%s", stdout, stderr)
 		}
 		other.Runs()
-		taken := "pid-taken: process " + other.Root() + " (cudawork): has a pid that the image needs"
+		taken := "pid-taken: process " + other.Root() + " (cudawork): is the job itself, which was restored from this image at "
 		b.make(t,
 			mistake{"twice", restore("images"), refused, taken},
-			mistake{"twice, relative", restore("./images/"), refused, "end it (it may be the job itself), or restore in a pid namespace of its own (unshare"},
+			mistake{"twice, relative", restore("./images/"), refused, "and runs: nothing is left to do; to restore the image once more, end the job first"},
 			mistake{"check of what still runs", []string{"check", "-D", "images"}, refused, "1 blocking finding: pid-taken"},
 		)
 		other.Runs()

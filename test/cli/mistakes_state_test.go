@@ -253,8 +253,8 @@ func TestMistakesAboutTheHook(t *testing.T) {
 		}
 		testenv.Eventually(t, testenv.Soon, "it stands still", other.Stopped)
 		b.make(t,
-			mistake{"resume", []string{"resume", "-p", other.Root()}, refused, "restored by a criu without cucriu-hook"},
-			mistake{"the remedy", []string{"suspend", "-p", other.Root()}, refused, "end it, and restore the image with cucriu restore"},
+			mistake{"resume", []string{"resume", "-p", other.Root()}, refused, "was suspended or dumped with another run directory"},
+			mistake{"the remedy", []string{"suspend", "-p", other.Root()}, refused, "it can never run: restore its image with cucriu restore"},
 		)
 		other.Kill()
 		if stdout, stderr, status := b.run(t, "restore", "-D", "images"); status != 0 {

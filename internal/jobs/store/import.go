@@ -92,7 +92,7 @@ func (s *Store) Import(ctx context.Context, l Listed, from func(number int) stri
 	if err := errors.Join(s.mayChange(), s.checkName(l.Name)); err != nil {
 		return err
 	}
-	if there, err := s.read(l.Name); err == nil && there.sum == l.CRC32C && there.usable() {
+	if there, err := s.read(l.Name); err == nil && there.sum == l.CRC32C && there.Usable() {
 		return nil
 	}
 	err := s.create(ctx, l.Name, func(partial string) error { return s.receive(ctx, partial, l, from) })
