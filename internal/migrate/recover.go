@@ -148,8 +148,8 @@ func tellDestination(hook *hooks.Hook, job jobs.Local, m jobs.Move) (string, err
 }
 
 // Settle decides about a migration in place of a host that cannot be asked: take lets the job run
-// here, otherwise what is here of it is ended; at the source of a long job that stays there, the move is. The migration is named by its ID or, that of a long
-// job, by its directory. It relies on what the user knows: see [commit.WhenToTake] and
+// here, otherwise what is here of it is ended; at the source of a long job that stays there, the move
+// is. The migration is named by its ID or, that of a long job, by its directory. It relies on what the user knows: see [commit.WhenToTake] and
 // [commit.WhenToDrop]. It returns what was done, for people.
 func Settle(ctx context.Context, hook *hooks.Hook, name string, take bool) (message string, err error) {
 	hook = hook.Filled()
