@@ -267,6 +267,9 @@ func (s *starter) save(ctx context.Context, images string, of inside.Staged) err
 		}
 	}
 	info, err := describe(images, filepath.Base(s.record.Command[0]), of)
+	if err == nil {
+		err = files.Sync(ctx, images)
+	}
 	if err != nil {
 		return err
 	}

@@ -265,9 +265,8 @@ func TestAWorkerIsNotDumpedDuringTheDumpOfItsTree(t *testing.T) {
 			t.Fatalf("the job has the children %v: %v", workers, err)
 		}
 		said := filepath.Join(t.TempDir(), "said")
-		script := testenv.Script(t, fmt.Sprintf("unset CUCRIU_FAILPOINT; %s dump -t %d -D %s >%s 2>&1; echo status $? >>%[4]s",
-			host.CucriuCommand().Path, workers[0], filepath.Join(t.TempDir(), "worker"), said))
-		host.Setenv("CUCRIU_CONFIG", host.Config("version: 1\nlock: {timeout: 3s}\n"))
+		script := testenv.Script(t, fmt.Sprintf("CUCRIU_CONFIG=%s %s dump -t %d -D %s >%s 2>&1; echo status $? >>%[5]s",
+			host.Config("version: 1\nlock: {timeout: 3s}\n"), host.CucriuCommand().Path, workers[0], filepath.Join(t.TempDir(), "worker"), said))
 		images := testenv.NewImages(t)
 		host.UseFailpoint("dump.drop=run " + script)
 		if run := host.TryDump(job, images); run.Err != nil {

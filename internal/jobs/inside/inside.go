@@ -107,6 +107,9 @@ func dump(ctx context.Context, hook *hooks.Hook, criu string, r Request) (a Answ
 			if err = files.Save(ctx, r.Root, dir, r.Files); err == nil {
 				a.Clocks, err = sandbox.ReadClocks()
 			}
+			if err == nil && r.End { // nobody may be left to do it afterwards, and the image counts from now on
+				err = files.Sync(ctx, dir)
+			}
 			if err == nil {
 				of.Clocks = a.Clocks
 				err = of.write(dir)
