@@ -81,8 +81,8 @@ func TestMemoryGroupsOnTheWayUp(t *testing.T) {
 			"sys/fs/cgroup/memory.stat":    "",
 		}, []MemoryGroup{{Dir: "sys/fs/cgroup", Limit: 4096, Usage: 1024}}},
 		{"v1 beside v2", map[string]string{
-			"proc/self/mountinfo":                            v1Mounts,
-			"proc/7/cgroup":                                  "6:freezer:/x\n4:memory:/job\n0::/x\n",
+			"proc/self/mountinfo": v1Mounts,
+			"proc/7/cgroup":       "6:freezer:/x\n4:memory:/job\n0::/x\n",
 			"sys/fs/cgroup/memory/memory.limit_in_bytes":     "9223372036854771712\n",
 			"sys/fs/cgroup/memory/memory.usage_in_bytes":     "77\n",
 			"sys/fs/cgroup/memory/memory.stat":               "",
