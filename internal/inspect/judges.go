@@ -10,7 +10,6 @@ import (
 	"strconv"
 	"time"
 
-	"github.com/prometheus/procfs"
 	"golang.org/x/sys/unix"
 
 	"cucriu/hooks/preflight"
@@ -64,8 +63,13 @@ func (s *snapshot) judge() preflight.Findings {
 // the process group of that program. Whoever dumps the tree, or what has started that, is meant to stay.
 func (s *snapshot) parentFindings() preflight.Findings {
 	root := s.looks[0]
-	parent, group := root.status.PPID, groupOf(root.pid)
-	if parent <= 1 || group == 0 || group == root.pid || groupOf(parent) != group {
+	parent := root.status.PPID
+	if parent <= 1 {
+		return nil
+	}
+	group, err := unix.Getpgid(root.pid)
+	parents, parentErr := unix.Getpgid(parent)
+	if err != nil || parentErr != nil || group == root.pid || group != parents {
 		return nil
 	}
 	self, err := proc.Self()
@@ -82,19 +86,6 @@ func (s *snapshot) parentFindings() preflight.Findings {
 	return preflight.Findings{root.about(preflight.New(preflight.FindingParent,
 		fmt.Sprintf("is a child of process %d (%s), which is not dumped and sees it end", parent, launcher.Name),
 		fmt.Sprintf("dump the whole job with -t %d", parent)))}
-}
-
-// groupOf returns the process group of a process; 0 if that is not known.
-func groupOf(pid int) int {
-	process, err := procfs.NewProc(pid)
-	if err != nil {
-		return 0
-	}
-	stat, err := process.Stat()
-	if err != nil {
-		return 0
-	}
-	return stat.PGRP
 }
 
 // lasts reports whether something stays true for a second. What is true for a moment only, as

@@ -121,6 +121,29 @@ func changeKilledAt(t *testing.T, what, dir, from string, last int) (killed bool
 	return false, steps
 }
 
+// killAtEachStep has run make a change that is killed at each of its steps, of which there are so many at
+// least, and checks the store once the leftovers are removed. run kills at no step 0.
+func killAtEachStep(t *testing.T, least int, run func(t *testing.T, last int) (dir string, killed bool, steps int), check func(t *testing.T, s *Store)) {
+	t.Helper()
+	_, killed, steps := run(t, 0)
+	if killed || steps < least {
+		t.Fatalf("%d steps, killed %t", steps, killed)
+	}
+	for last := 1; last <= steps; last++ {
+		t.Run(strconv.Itoa(last), func(t *testing.T) {
+			dir, killed, _ := run(t, last)
+			if !killed {
+				t.Fatal("it was not killed")
+			}
+			s := openStore(t, dir)
+			if _, err := s.RemoveLeftovers(); err != nil {
+				t.Fatal(err)
+			}
+			check(t, s)
+		})
+	}
+}
+
 // TestAKilledChangeHarmsNothing kills a publication and a pruning at every step. Afterwards
 // every checkpoint that is listed is whole, and nothing else is left.
 func TestAKilledChangeHarmsNothing(t *testing.T) {
@@ -137,41 +160,27 @@ func TestAKilledChangeHarmsNothing(t *testing.T) {
 		killed, steps = changeKilledAt(t, "publish", dir, staged, last)
 		return dir, killed, steps
 	}
-	_, killed, steps := run(t, 0)
-	if killed || steps < 16 {
-		t.Fatalf("%d steps, killed %t", steps, killed)
-	}
-	for last := 1; last <= steps; last++ {
-		t.Run(strconv.Itoa(last), func(t *testing.T) {
-			dir, killed, _ := run(t, last)
-			if !killed {
-				t.Fatal("it was not killed")
-			}
-			s := openStore(t, dir)
-			if _, err := s.RemoveLeftovers(); err != nil {
-				t.Fatal(err)
-			}
-			all := list(t, s)
-			switch got := names(all); got {
-			case "000001 000002", "000001 000002 000003", "000002 000003", "000003":
-				wantWhole(t, s, got)
-			default:
-				t.Errorf("checkpoints %q", got)
-			}
-			entries, err := os.ReadDir(s.path(CheckpointsDir))
-			must(t, err)
-			left, err := filepath.Glob(filepath.Join(base, stagePrefix+"*"))
-			must(t, err)
-			records, err := os.ReadDir(s.path(stagedDir))
-			must(t, err)
-			if len(entries) != len(all) || len(left) > 0 || len(records) > 0 {
-				t.Errorf("left over: %v, %v, %v", entries, left, records)
-			}
-			if c := publish(t, s, 4, newMemory(4, 2), cpu.with(9, 6)); c.Shared < 2<<20 {
-				t.Errorf("%d bytes are shared afterwards", c.Shared)
-			}
-		})
-	}
+	killAtEachStep(t, 16, run, func(t *testing.T, s *Store) {
+		all := list(t, s)
+		switch got := names(all); got {
+		case "000001 000002", "000001 000002 000003", "000002 000003", "000003":
+			wantWhole(t, s, got)
+		default:
+			t.Errorf("checkpoints %q", got)
+		}
+		entries, err := os.ReadDir(s.path(CheckpointsDir))
+		must(t, err)
+		left, err := filepath.Glob(filepath.Join(base, stagePrefix+"*"))
+		must(t, err)
+		records, err := os.ReadDir(s.path(stagedDir))
+		must(t, err)
+		if len(entries) != len(all) || len(left) > 0 || len(records) > 0 {
+			t.Errorf("left over: %v, %v, %v", entries, left, records)
+		}
+		if c := publish(t, s, 4, newMemory(4, 2), cpu.with(9, 6)); c.Shared < 2<<20 {
+			t.Errorf("%d bytes are shared afterwards", c.Shared)
+		}
+	})
 }
 
 // TestAKilledImportIsWholeOrAbsent kills at every step an import of two checkpoints, of which one replaces
@@ -190,36 +199,22 @@ func TestAKilledImportIsWholeOrAbsent(t *testing.T) {
 		killed, steps = changeKilledAt(t, "import", dir, source.dir, last)
 		return dir, killed, steps
 	}
-	_, killed, steps := run(t, 0)
-	if killed || steps < 7 {
-		t.Fatalf("%d steps, killed %t", steps, killed)
-	}
-	for last := 1; last <= steps; last++ {
-		t.Run(strconv.Itoa(last), func(t *testing.T) {
-			dir, killed, _ := run(t, last)
-			if !killed {
-				t.Fatal("it was not killed")
+	killAtEachStep(t, 7, run, func(t *testing.T, s *Store) {
+		wantWhole(t, s, names(list(t, s)))
+		if _, err := s.List(all); err != nil {
+			t.Fatal(err)
+		}
+		must(t, importAll(s, source.dir))
+		wantWhole(t, s, want)
+		for i, c := range list(t, s) {
+			if c.sum != list(t, source)[i].sum {
+				t.Errorf("checkpoint %s is not the source's", c.Name)
 			}
-			s := openStore(t, dir)
-			if _, err := s.RemoveLeftovers(); err != nil {
-				t.Fatal(err)
-			}
-			wantWhole(t, s, names(list(t, s)))
-			if _, err := s.List(all); err != nil {
-				t.Fatal(err)
-			}
-			must(t, importAll(s, source.dir))
-			wantWhole(t, s, want)
-			for i, c := range list(t, s) {
-				if c.sum != list(t, source)[i].sum {
-					t.Errorf("checkpoint %s is not the source's", c.Name)
-				}
-			}
-			entries, err := os.ReadDir(s.path(CheckpointsDir))
-			must(t, err)
-			if len(entries) != 2 {
-				t.Errorf("left over: %v", entries)
-			}
-		})
-	}
+		}
+		entries, err := os.ReadDir(s.path(CheckpointsDir))
+		must(t, err)
+		if len(entries) != 2 {
+			t.Errorf("left over: %v", entries)
+		}
+	})
 }
