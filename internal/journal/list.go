@@ -193,7 +193,7 @@ func tidy(runDir string, all []*Session) error {
 	var plain, holds []*Session
 	for _, s := range all {
 		switch {
-		case s.Outcome == "", s.Hold != nil && s.Hold.Decision == DecisionEnd && s.Kind == KindDump && !s.Hold.PeerKnows:
+		case s.Outcome == "", s.Hold != nil && s.Hold.Decision == EndHere && s.Kind == KindDump && !s.Hold.PeerKnows:
 			// The destination of a migration must yet be told that its copy is the job.
 		case s.Hold != nil: // the other side may ask once more
 			holds = append(holds, s)

@@ -225,14 +225,14 @@ type Decision string
 
 // The decisions.
 const (
-	DecisionNone Decision = ""
-	// DecisionGo lets the processes here run.
-	DecisionGo Decision = "go"
-	// DecisionEnd ends the processes here: the job runs elsewhere, or not at all.
-	DecisionEnd Decision = "end"
-	// DecisionWait is no decision, and only for [Hold.IfAbandoned]: the processes stay held until
+	Undecided Decision = ""
+	// RunHere lets the processes here run.
+	RunHere Decision = "go"
+	// EndHere ends the processes here: the job runs elsewhere, or not at all.
+	EndHere Decision = "end"
+	// StayHeld is no decision, and only for [Hold.IfAbandoned]: the processes stay held until
 	// somebody decides.
-	DecisionWait Decision = "wait"
+	StayHeld Decision = "wait"
 )
 
 // Hold says that a session does not end with its criu. Its processes stay held, a dump's with their GPU
@@ -253,16 +253,16 @@ type Hold struct {
 }
 
 // Undecided reports whether there is a hold and no decision yet.
-func (h *Hold) Undecided() bool { return h != nil && h.Decision == DecisionNone }
+func (h *Hold) Undecided() bool { return h != nil && h.Decision == Undecided }
 
 func (h *Hold) validate() error {
 	switch h.IfAbandoned {
-	case DecisionGo, DecisionEnd, DecisionWait:
+	case RunHere, EndHere, StayHeld:
 	default:
 		return fmt.Errorf("its hold has the invalid default decision %q", h.IfAbandoned)
 	}
 	switch h.Decision {
-	case DecisionNone, DecisionGo, DecisionEnd:
+	case Undecided, RunHere, EndHere:
 		return nil
 	}
 	return fmt.Errorf("its hold has the invalid decision %q", h.Decision)

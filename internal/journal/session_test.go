@@ -152,8 +152,8 @@ func TestADecisionIsKeptUntilItIsTold(t *testing.T) {
 	runDir := t.TempDir()
 	var holds []*Session
 	for i, hold := range []Hold{
-		{ID: "untold", IfAbandoned: DecisionGo, Decision: DecisionEnd},
-		{ID: "told", IfAbandoned: DecisionGo, Decision: DecisionEnd, PeerKnows: true},
+		{ID: "untold", IfAbandoned: RunHere, Decision: EndHere},
+		{ID: "told", IfAbandoned: RunHere, Decision: EndHere, PeerKnows: true},
 	} {
 		s := testSession(t, runDir, 1+i)
 		hold.Holder = s.Criu
@@ -166,7 +166,7 @@ func TestADecisionIsKeptUntilItIsTold(t *testing.T) {
 	for i := range 2 * keepSessions {
 		s := testSession(t, runDir, 10+i)
 		if i%2 == 0 {
-			s.Hold = &Hold{ID: "later", Holder: s.Criu, IfAbandoned: DecisionGo, Decision: DecisionGo}
+			s.Hold = &Hold{ID: "later", Holder: s.Criu, IfAbandoned: RunHere, Decision: RunHere}
 		}
 		if err := closed(s, OutcomeRunning); err != nil {
 			t.Fatal(err)

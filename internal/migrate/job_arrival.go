@@ -8,7 +8,6 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
-	"syscall"
 	"time"
 
 	"cucriu/hooks"
@@ -224,7 +223,7 @@ func have(dir string) ([]store.Listed, error) {
 // mayArrive fails unless the directory of a job is missing or empty, or the job has left it. It
 // returns the record of an earlier move.
 func (d *jobArrival) mayArrive() (before jobs.Move, err error) {
-	if err := errors.Join(checkJobDir(d.dir), checkParents(d.dir)); err != nil {
+	if err := errors.Join(checkJobDir(d.dir), durable.CheckPath("job directory", d.dir, 1)); err != nil {
 		return before, err
 	}
 	entries, err := os.ReadDir(d.dir)
@@ -278,31 +277,6 @@ func isEmptyStore(dir string) error {
 		err = fmt.Errorf("%s is no longer empty: it has checkpoints", dir)
 	}
 	return err
-}
-
-// checkParents refuses a directory that others could exchange for another one.
-func checkParents(dir string) error {
-	for dir != "/" {
-		dir = filepath.Dir(dir)
-		info, err := os.Lstat(dir)
-		if errors.Is(err, os.ErrNotExist) {
-			continue
-		}
-		if err != nil {
-			return fmt.Errorf("job directory: %w", err)
-		}
-		stat, known := info.Sys().(*syscall.Stat_t)
-		switch {
-		case info.Mode()&os.ModeSymlink != 0: // the same path there may lead elsewhere, which is the admin's business
-		case !info.IsDir():
-			return fmt.Errorf("job directory: %s is not a directory", dir)
-		case known && stat.Uid != 0:
-			return fmt.Errorf("job directory: %s belongs to user %d, who could replace what root restores", dir, stat.Uid)
-		case info.Mode().Perm()&0o022 != 0 && info.Mode()&os.ModeSticky == 0:
-			return fmt.Errorf("job directory: others may write to %s, and could replace what root restores", dir)
-		}
-	}
-	return nil
 }
 
 // listen makes ready for the data of a round.

@@ -121,7 +121,7 @@ func removeMadeOf(hook *hooks.Hook, path string) error {
 		}
 	case err != nil:
 		return err
-	case s.Hold.Decision == journal.DecisionGo:
+	case s.Hold.Decision == journal.RunHere:
 		made = nil
 	case s.Outcome == "":
 		return nil // a copy is here

@@ -18,7 +18,7 @@ import (
 
 // TestWhatWasMadeGoesUnlessTheJobMayRunHere: a job that runs never loses its files.
 func TestWhatWasMadeGoesUnlessTheJobMayRunHere(t *testing.T) {
-	end, wait := journal.DecisionEnd, journal.DecisionWait
+	end, wait := journal.EndHere, journal.StayHeld
 	for title, tt := range map[string]struct {
 		hold     *journal.Hold // nil if there is no session
 		outcome  journal.Outcome
@@ -33,8 +33,8 @@ func TestWhatWasMadeGoesUnlessTheJobMayRunHere(t *testing.T) {
 		"at work":                             {working: true, stays: true, recorded: true},
 		"being restored":                      {hold: &journal.Hold{IfAbandoned: end}, stays: true, recorded: true},
 		"promised":                            {hold: &journal.Hold{IfAbandoned: wait}, promised: true, stays: true, recorded: true},
-		"stays here":                          {hold: &journal.Hold{IfAbandoned: wait, Decision: journal.DecisionGo}, promised: true, stays: true},
-		"went on here, and has ended":         {hold: &journal.Hold{IfAbandoned: wait, Decision: journal.DecisionGo}, outcome: journal.OutcomeRunning, promised: true, stays: true},
+		"stays here":                          {hold: &journal.Hold{IfAbandoned: wait, Decision: journal.RunHere}, promised: true, stays: true},
+		"went on here, and has ended":         {hold: &journal.Hold{IfAbandoned: wait, Decision: journal.RunHere}, outcome: journal.OutcomeRunning, promised: true, stays: true},
 		"went on here long ago":               {promised: true, stays: true},
 		"about to be ended":                   {hold: &journal.Hold{IfAbandoned: wait, Decision: end}, promised: true, stays: true, recorded: true},
 		"ended":                               {hold: &journal.Hold{IfAbandoned: wait, Decision: end}, outcome: journal.OutcomeKilled, promised: true},

@@ -41,11 +41,11 @@ func (a *heldTree) state() (state commit.DestinationState, known bool, err error
 		return commit.Receiving, false, nil
 	case err != nil:
 		return "", false, err
-	case s.Hold.Decision == journal.DecisionGo:
+	case s.Hold.Decision == journal.RunHere:
 		return commit.Go, true, nil
-	case s.Hold.Decision == journal.DecisionEnd || s.Outcome != "":
+	case s.Hold.Decision == journal.EndHere || s.Outcome != "":
 		return commit.Dropped, true, nil
-	case s.Hold.IfAbandoned == journal.DecisionWait:
+	case s.Hold.IfAbandoned == journal.StayHeld:
 		return commit.Promised, true, nil
 	}
 	return commit.Receiving, true, nil
@@ -56,9 +56,9 @@ func (a *heldTree) decide(ctx context.Context, next commit.DestinationState) (er
 	case commit.Promised:
 		return watch.Promise(ctx, a.host, a.id)
 	case commit.Go:
-		_, err = watch.Decide(ctx, a.host, a.id, journal.DecisionGo)
+		_, err = watch.Decide(ctx, a.host, a.id, journal.RunHere)
 	case commit.Dropped:
-		if _, err = watch.Decide(ctx, a.host, a.id, journal.DecisionEnd); errors.Is(err, os.ErrNotExist) {
+		if _, err = watch.Decide(ctx, a.host, a.id, journal.EndHere); errors.Is(err, os.ErrNotExist) {
 			err = nil
 		}
 	}
@@ -218,7 +218,7 @@ func (d *treeArrival) restore(ctx context.Context, m wire.Message) error {
 		return err
 	}
 	ctx, d.giveUp = context.WithCancelCause(ctx)
-	hold := &journal.Hold{ID: d.id, Peer: d.peer.Host, Holder: self, IfAbandoned: journal.DecisionEnd}
+	hold := &journal.Hold{ID: d.id, Peer: d.peer.Host, Holder: self, IfAbandoned: journal.EndHere}
 	d.restoring = true
 	go func() { d.restored <- d.restoreHeld(ctx, d.stage.round(d.last), hold, asked.TCP) }()
 	return nil

@@ -259,7 +259,7 @@ func (s *treeSource) dump(ctx context.Context, dir string, written func(*os.File
 		return err
 	}
 	options := s.dumpOptions()
-	options.Hold = &journal.Hold{ID: s.record.ID, Peer: s.options.Host, Holder: self, IfAbandoned: journal.DecisionGo, KeepsConnections: s.options.TCP == prepare.TCPKeep}
+	options.Hold = &journal.Hold{ID: s.record.ID, Peer: s.options.Host, Holder: self, IfAbandoned: journal.RunHere, KeepsConnections: s.options.TCP == prepare.TCPKeep}
 	options.Written = written
 	options.AtStandstill = func(ctx context.Context, dir string) error {
 		if err := s.later(ctx); err != nil {
@@ -371,9 +371,9 @@ func (s *treeSource) state() (commit.SourceState, error) {
 		return commit.Undecided, nil
 	case err != nil:
 		return "", err
-	case held.Hold.Decision == journal.DecisionEnd:
+	case held.Hold.Decision == journal.EndHere:
 		return commit.End, nil
-	case held.Hold.Decision == journal.DecisionGo || held.Outcome != "":
+	case held.Hold.Decision == journal.RunHere || held.Outcome != "":
 		return commit.Back, nil
 	}
 	return commit.Undecided, nil
@@ -382,9 +382,9 @@ func (s *treeSource) state() (commit.SourceState, error) {
 // decide has the hooks write a decision down and do it. A job that was never held
 // runs on.
 func (s *treeSource) decide(ctx context.Context, state commit.SourceState) error {
-	name, decision := "end here", journal.DecisionEnd
+	name, decision := "end here", journal.EndHere
 	if state == commit.Back {
-		name, decision = "bring back", journal.DecisionGo
+		name, decision = "bring back", journal.RunHere
 		s.moveAddressBack(ctx)
 	}
 	err := s.phase(name, func() error {

@@ -49,7 +49,7 @@ func finishRestore(ctx context.Context, s *session.Session) error {
 		if errors.Is(err, engine.ErrHeld) {
 			return nil
 		}
-		if s.Hold != nil && s.Hold.Decision == journal.DecisionGo {
+		if s.Hold != nil && s.Hold.Decision == journal.RunHere {
 			return err // there is no other copy any more: nobody gives up on this one
 		}
 		if ctx.Err() != nil {

@@ -29,7 +29,7 @@ func Decide(ctx context.Context, env *session.Env, id string, decision journal.D
 		return session.Status{}, err
 	}
 	defer func() { s.Unlock() }()
-	if made := decided(&s.Record); made != journal.DecisionNone && made != decision {
+	if made := decided(&s.Record); made != journal.Undecided && made != decision {
 		return session.StatusOf(s.Session), fmt.Errorf("%w: migration %s: %s", ErrDecided, id, decidedText(&s.Record))
 	}
 	if s.Outcome != "" {
@@ -37,7 +37,7 @@ func Decide(ctx context.Context, env *session.Env, id string, decision journal.D
 	}
 	ctx = context.WithoutCancel(ctx) // it is not given up half way: each step has its timeout
 	if err := decide(s, decision); err != nil {
-		if decision == journal.DecisionNone || decision != s.Hold.IfAbandoned {
+		if decision == journal.Undecided || decision != s.Hold.IfAbandoned {
 			return session.StatusOf(s.Session), err
 		}
 		// What happens without a decision may happen without a record of it.
@@ -72,7 +72,7 @@ func Promise(ctx context.Context, env *session.Env, id string) error {
 	if err := requireAlive(&s.Record); err != nil {
 		return err
 	}
-	s.Hold.IfAbandoned = journal.DecisionWait
+	s.Hold.IfAbandoned = journal.StayHeld
 	s.Message = fmt.Sprintf("complete, and stopped until %s reports its decision (migration %s)", s.Hold.Peer, id)
 	return s.Save()
 }
@@ -137,12 +137,12 @@ func decide(s *session.Session, decision journal.Decision) error {
 // a dump that failed has brought its job back, a restore that failed has ended its copy.
 func decided(s *journal.Record) journal.Decision {
 	switch {
-	case s.Hold.Decision != journal.DecisionNone || s.Outcome == "":
+	case s.Hold.Decision != journal.Undecided || s.Outcome == "":
 		return s.Hold.Decision
 	case s.Kind == journal.KindRestore:
-		return journal.DecisionEnd
+		return journal.EndHere
 	}
-	return journal.DecisionGo
+	return journal.RunHere
 }
 
 // awaitCriuOf waits until the session's criu has ended: until then the program that runs it may still
@@ -168,7 +168,7 @@ func awaitCriuOf(ctx context.Context, s *session.Session) (*session.Session, err
 
 // EndIfRefused ends the processes of a restore if it was decided meanwhile that they may not run.
 func EndIfRefused(ctx context.Context, s *session.Session) error {
-	if s.Hold == nil || s.Hold.Decision != journal.DecisionEnd {
+	if s.Hold == nil || s.Hold.Decision != journal.EndHere {
 		return nil
 	}
 	if _, err := concludeHeld(ctx, s); err != nil {
@@ -179,9 +179,9 @@ func EndIfRefused(ctx context.Context, s *session.Session) error {
 
 func decidedText(r *journal.Record) string {
 	switch {
-	case r.Hold.Decision == journal.DecisionGo:
+	case r.Hold.Decision == journal.RunHere:
 		return "the job runs here"
-	case r.Hold.Decision == journal.DecisionEnd:
+	case r.Hold.Decision == journal.EndHere:
 		return "the job was ended here"
 	case r.Message != "":
 		return r.Message
@@ -202,14 +202,14 @@ func concludeHeld(ctx context.Context, s *session.Session) (done bool, err error
 			return true, err
 		case !isAbandoned:
 			return s.Held(), nil
-		case s.Hold.IfAbandoned == journal.DecisionWait:
+		case s.Hold.IfAbandoned == journal.StayHeld:
 			return true, nil
 		}
 		if err := decide(s, s.Hold.IfAbandoned); err != nil {
 			return true, err
 		}
 	}
-	if s.Hold.Decision != journal.DecisionEnd {
+	if s.Hold.Decision != journal.EndHere {
 		return false, nil
 	}
 	if s.Kind == journal.KindDump {

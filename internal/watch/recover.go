@@ -121,7 +121,7 @@ func recoverOne(ctx context.Context, env *session.Env, waiting context.Context, 
 	}
 	s := env.TakeOn(read, session.ByRecover)
 	defer s.Unlock()
-	if s.Held() && s.Hold.IfAbandoned == journal.DecisionWait { // somebody must decide
+	if s.Held() && s.Hold.IfAbandoned == journal.StayHeld { // somebody must decide
 		return nil, nil
 	}
 	if s.Outcome != "" || s.Suspended() && slices.ContainsFunc(s.Members, journal.Member.Alive) {

@@ -89,7 +89,7 @@ func watch(ctx context.Context, env *session.Env, dir string, serve ServeStages)
 	}
 	for pause := time.Second; ; pause = min(2*pause, time.Minute) {
 		err := conclude(ctx, s)
-		if err == nil && s.Held() && s.Hold.IfAbandoned != journal.DecisionWait {
+		if err == nil && s.Held() && s.Hold.IfAbandoned != journal.StayHeld {
 			// The holder lives. It decides, and needs the session for that.
 			s.Unlock()
 			if s, err = takeTurn(ctx, env, dir, root); err != nil {

@@ -395,7 +395,7 @@ func TestWhatTheSourceHasGivenUpIsNotPromised(t *testing.T) {
 			if err != nil || len(sessions) != 1 {
 				return false
 			}
-			if s := sessions[0]; s.Hold != nil && s.Hold.IfAbandoned == journal.DecisionWait {
+			if s := sessions[0]; s.Hold != nil && s.Hold.IfAbandoned == journal.StayHeld {
 				t.Fatal("the copy was promised")
 			}
 			return sessions[0].Outcome != ""
