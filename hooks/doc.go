@@ -23,8 +23,9 @@
 //
 // # Dump
 //
-// All of it happens in criu's pre-dump stage, where the processes still run. internal/stages/dump.go
-// reads like this list.
+// All of it happens in criu's pre-dump stage, where the processes still run. (*dump).run in
+// internal/stages/dump.go reads like this list, with what undoes each step beside it; the undo itself is
+// the one way back, below. criu's later stages are in dump_image.go: postDump, networkUnlock.
 //
 //	claim       lock the image directory
 //	inspect     walk the tree; errors among the findings → refuse here, nothing has been touched
@@ -57,10 +58,10 @@
 // A suspend goes the same way from lock to release, without criu. Its session stays open and the
 // processes stay stopped until a resume takes them the one way back.
 //
-// The watcher waits until criu has ended. A process that has gone was dumped; one that lives is
-// restored, or ended if criu was interrupted while it ended the job beside a complete image. It is
-// started before the first process is touched, because this program, too, may be killed at any
-// step. It leaves a paused container paused, and restores the GPU state when the engine resumes
+// The watcher waits until criu has ended. A process that lives is restored, or ended if criu was
+// interrupted while it ended the job beside a complete image; one that has gone was dumped, if post-dump
+// was reached, and has ended otherwise (dumpVerdict in internal/watch). It is started before the first
+// process is touched, because this program, too, may be killed at any step. It leaves a paused container paused, and restores the GPU state when the engine resumes
 // it.
 //
 // # Restore
@@ -69,8 +70,8 @@
 //	             creates nothing
 //	pre-resume   SIGSTOP every process: queued, nothing runs before it takes effect; put back the
 //	             CPUs, I/O priority and timer slack of threads
-//	post-resume  all tasks are restored and in the group-stop: the GPU map again, from the GPUs that
-//	             these processes see; the one way back; a failure → kill the tree: the image is unchanged, and a half-restored job must not run; and kill
+//	post-resume  all tasks are restored and in the group-stop: the GPU map of the journal, planned again for
+//	             the GPUs that these processes see; the one way back; a failure → kill the tree: the image is unchanged, and a half-restored job must not run; and kill
 //	             criu, so that a container engine sees a failure
 //
 // A restore that was cut off is brought forward, or its tree killed, by the watcher and by recover.
@@ -112,7 +113,9 @@
 //
 // # Who may touch a session
 //
-// The journal is written ahead of every step. A session belongs to its criu's hook and to its
+// The journal is written ahead of every step. It does not list what to undo: the step tells whether
+// anything may be checkpointed, and the driver and the files of the borrowed threads tell the rest. A
+// session belongs to its criu's hook and to its
 // watcher. Others may take it on only when criu and the watcher have gone, or after post-resume,
 // when the watcher alone has. Processes are known by their start times and their pid namespace. A
 // session that was begun in another pid namespace is left to the programs there; before a session

@@ -18,10 +18,10 @@
 //	           a second one, TimeUp                      CutOff
 //	Running    Due, LookDue                              Checkpoint (or Skip), Look
 //	           a request                                 its steps, see below; then Answer
-//	           JobEnded                       Ending     ReadExit; first the end of what is under way
+//	           JobEnded                       Ending     ReadExit, once what is under way is over
 //	           Tick: fenced                   Over       EndFenced
 //	           Tick: killed under criu                   Kill, after a few of them
-//	           Preempt                        (leaving)  Hasten; the end of what is under way; Unpause if paused;
+//	           Preempt                        (leaving)  Hasten; wait for what is under way; Unpause if paused;
 //	                                                     Last, tried a few times; then EndLeave
 //	           (leaving) a request                       not taken until the supervisor ends, which refuses it
 //	           (leaving) a second one, TimeUp            CutOff, after a Kill unless what is under way ends the
@@ -173,7 +173,7 @@ const (
 	Attend     Action = "attend"      // begin to wait for the job's end, and for what was kept; join its terminal
 	Keep       Action = "keep signal" // until the job is here
 	GiveUp     Action = "give up"     // a begin, at the next point where nothing is lost; and keep the signal
-	Hasten     Action = "hasten"      // tell of the preemption, note that the job leaves, and cut off what that does not wait for
+	Hasten     Action = "hasten"      // tell of the preemption, note that the job leaves, and cut off housekeeping, which can be repeated
 	Stay       Action = "stay"        // note that the job does not leave after all
 	CutOff     Action = "cut off"     // end what is under way
 	StartGrace Action = "start grace" // the time until TimeUp, unless it runs already

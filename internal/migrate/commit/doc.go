@@ -1,5 +1,6 @@
 // Package commit knows the commit protocol of a migration: what each side writes down, what it
-// may do after that, and who owns the job after any crash. It is pure: no files, no clocks, no
+// may do after that, and who owns the job after any program of it was killed. (A host that crashes takes
+// its processes along; the record of a long job survives that.) It is pure: no files, no clocks, no
 // goroutines. Its tests check it in every interleaving, and check that the checker finds what is
 // wrong with broken variants.
 //
