@@ -253,7 +253,7 @@ func (c *Criu) readConfigurationFile(file string) error {
 		if errors.Is(err, os.ErrPermission) {
 			return fault.Because(err, fmt.Sprintf("cannot read criu's configuration: %v", err), "run as root, or set HOME")
 		}
-		return fmt.Errorf("criu's configuration: %w", err)
+		return fmt.Errorf("cannot read criu's configuration: %w", err)
 	}
 	c.readConfiguration(string(data))
 	return nil

@@ -351,7 +351,7 @@ func jobsRemoveCommand() *cobra.Command {
 		Short:      "Remove a long job that does not run: its checkpoints, output and records",
 		Long: `
 A job is not removed if it runs here, with or without a supervisor, if another host
-owns it, or if its move to another host is not over. What is in its directory and not
+owns it, or if its move to another host has not finished. What is in its directory and not
 its own stays, and is named, as do the files that the job itself has written
 elsewhere. If it has checkpoints, --yes is required.`,
 		Example:           "  cucriu jobs rm train\n  cucriu jobs rm /var/lib/jobs/train --yes --keep-output",

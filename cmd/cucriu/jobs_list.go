@@ -92,7 +92,8 @@ func writeJobs(out io.Writer, all []jobs.Local) {
 		if l.Trial != nil && l.Trial.Outcome != image.TrialRestores {
 			table.below(fmt.Sprintf("trial restore of %s: %v", l.Trial.At.Local().Format(time.DateTime), l.Trial))
 		}
-		if l.Failure != nil {
+		overcome := l.Failure != nil && l.Checkpoint != nil && l.Checkpoint.At.After(l.Failure.At)
+		if l.Failure != nil && !overcome {
 			table.below(l.Failure.At.Local().Format(time.DateTime) + ": " + l.Failure.Message)
 		}
 	}
@@ -350,6 +351,8 @@ func writeJob(out io.Writer, report jobReport) {
 		table.row("trial", r.Trial.String())
 	}
 	table.write(out)
-	fmt.Fprintln(out)
-	writeFindings(out, report.Findings)
+	if len(report.Findings) > 0 {
+		fmt.Fprintln(out)
+		writeFindings(out, report.Findings)
+	}
 }

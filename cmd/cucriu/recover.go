@@ -5,11 +5,15 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"slices"
 	"strings"
 
 	"github.com/spf13/cobra"
 
+	"cucriu/cudackpt"
 	"cucriu/hooks"
+	"cucriu/hooks/checkpoint"
+	"cucriu/internal/inspect"
 	"cucriu/internal/journal"
 	"cucriu/internal/migrate"
 	"cucriu/internal/migrate/commit"
@@ -57,7 +61,7 @@ At the source of a long job, if the destination is gone permanently:
 				return errors.Join(err, migrateErr)
 			})
 			if len(lines) == 0 && err == nil {
-				lines = append([]string{"nothing to recover"}, leftOpen(hook.Config.RunDir)...)
+				lines = slices.Concat([]string{"nothing to recover"}, leftOpen(hook.Config.RunDir), leftLocked(cmd.Context(), hook))
 			}
 			return errors.Join(err, warned(show(cmd, recovered, func(out io.Writer) { io.WriteString(out, strings.Join(append(lines, ""), "\n")) })))
 		}),
@@ -80,11 +84,23 @@ func leftOpen(runDir string) (lines []string) {
 		case s.Elsewhere:
 			why = "it is left to the programs of another pid namespace"
 		case s.Step == journal.StepSuspended:
-			why = "suspended; cucriu resume -p " + somePIDs(s.PIDs()) + " resumes it"
+			lines = append(lines, fmt.Sprintf("process %s is suspended, and stays so: cucriu resume -p %s resumes it", somePIDs(s.PIDs()), somePIDs(s.PIDs())))
+			continue
 		case why == "":
 			why = "cucriu status shows it"
 		}
 		lines = append(lines, fmt.Sprintf("%s %s stays open: %s", s.Kind, somePIDs(s.PIDs()), why))
+	}
+	return lines
+}
+
+// leftLocked says which CUDA processes are locked by no session, and hang for that.
+func leftLocked(ctx context.Context, hook *hooks.Hook) (lines []string) {
+	processes, _ := checkpoint.Processes(ctx, hook) // without a driver none is locked
+	for _, p := range processes {
+		if p.State == cudackpt.StateLocked.String() {
+			lines = append(lines, fmt.Sprintf("process %d (%s) is locked: %s", p.PID, p.Name, inspect.StateRemedy(p.PID, cudackpt.StateLocked)))
+		}
 	}
 	return lines
 }

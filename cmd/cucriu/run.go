@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
 	"golang.org/x/sys/unix"
 
 	"cucriu/hooks"
@@ -87,6 +88,17 @@ Without CAP_SYS_ADMIN, set-user-id programs such as sudo gain no rights then.`,
 				return usageError{errors.New("--no-checkpoints and --dir cannot be combined")}
 			case !noCheckpoints && long.Dir == "":
 				return usageError{errors.New("specify the job directory with --dir, or run without checkpoints with --no-checkpoints (cucriu dump can then dump the job)")}
+			case pidFile != "" && !noCheckpoints:
+				return usageError{errors.New("--pidfile can be used only with --no-checkpoints; cucriu jobs show has the pid of a long job")}
+			}
+			var idle []string
+			cmd.Flags().Visit(func(flag *pflag.Flag) {
+				if !slices.Contains([]string{"no-checkpoints", "pidfile", "quiet"}, flag.Name) {
+					idle = append(idle, "--"+flag.Name)
+				}
+			})
+			if noCheckpoints && len(idle) > 0 {
+				return usageError{fmt.Errorf("%s has no effect with --no-checkpoints: leave it out, or use --dir", strings.Join(idle, ", "))}
 			}
 			hook, err := newHook()
 			if err != nil {
@@ -215,7 +227,7 @@ func addLongFlags(cmd *cobra.Command, o *jobs.Options) (check func(args []string
 		switch {
 		case len(args) > 0 || o.Adopt != 0:
 		case errors.Is(err, os.ErrNotExist) || errors.Is(err, unix.ENOTDIR):
-			return fmt.Errorf("%s is not yet the directory of a job: name the command to run", o.Dir)
+			return fmt.Errorf("%s contains no job yet: specify the command to run", o.Dir)
 		case err == nil:
 			if err := recallFlags(cmd, o.Dir); err != nil {
 				return err
@@ -233,9 +245,12 @@ func addLongFlags(cmd *cobra.Command, o *jobs.Options) (check func(args []string
 		for _, name := range *preempt {
 			sig := unix.SignalNum("SIG" + strings.TrimPrefix(strings.ToUpper(strings.TrimSpace(name)), "SIG"))
 			if !slices.Contains([]unix.Signal{unix.SIGTERM, unix.SIGUSR1, unix.SIGUSR2, unix.SIGINT, unix.SIGHUP}, sig) {
-				return fmt.Errorf("--preempt %s: TERM, USR1, USR2, INT or HUP", name)
+				return fmt.Errorf("--preempt %s: must be TERM, USR1, USR2, INT or HUP", name)
 			}
 			o.Preempt = append(o.Preempt, sig)
+		}
+		if strings.Contains(o.Name, "/") {
+			return fmt.Errorf("--name %s: a name has no slash", o.Name)
 		}
 		for _, path := range o.NotSaved {
 			if !filepath.IsAbs(path) {

@@ -46,7 +46,7 @@ was refused is listed until the same one is begun, for a week at most.
 
 With -D, all sessions of an image are shown, and nothing else. The exit status is 0 then if the
 last dump into it, or restore from it, has succeeded, no matter who ran criu; 1 if
-not; 3 if it was refused or none is known; 4 if it is not over within 10 s.`,
+not; 3 if it was refused or none is known; 4 if it has not finished within 10 s.`,
 		Example: "  cucriu status\n  cucriu status --json\n  cucriu status -D /var/lib/images/job1",
 		Args:    noArguments,
 		RunE: withHook(func(cmd *cobra.Command, hook *hooks.Hook, _ []string) error {
@@ -177,7 +177,7 @@ func existing(path string) string {
 	return path
 }
 
-// imagePatience is how long to wait for a dump or restore that is not over: the watcher needs a
+// imagePatience is how long to wait for a dump or restore that has not finished: the watcher needs a
 // moment once criu has ended.
 const imagePatience = 10 * time.Second
 

@@ -42,6 +42,9 @@ func execute(ctx context.Context, root *cobra.Command) error {
 	if option, _, is := strings.Cut(text, " flag: time: "); is {
 		text = option + " flag: not a duration such as 10s or 2m"
 	}
+	if invalid := new(pflag.InvalidValueError); errors.As(err, &invalid) && invalid.GetFlag().Value.Type() == "bool" {
+		text = fmt.Sprintf("--%s is a switch: give it without a value", invalid.GetFlag().Name)
+	}
 	var name string
 	if _, wrong := fmt.Sscanf(text, `unknown command %q for "cucriu"`, &name); wrong == nil {
 		if found, _, err := root.Find([]string{"jobs", name}); err == nil && found.Name() == name {
@@ -107,17 +110,26 @@ func extendHelp(root *cobra.Command) {
 func noArguments(cmd *cobra.Command, args []string) error {
 	if len(args) > 0 {
 		err := fmt.Errorf("argument %q: %s takes no arguments, only options", args[0], cmd.CommandPath())
+		var optional []string
+		cmd.Flags().Visit(func(flag *pflag.Flag) {
+			if flag.NoOptDefVal != "" && flag.Value.Type() != "bool" && flag.Value.String() == flag.NoOptDefVal {
+				optional = append(optional, fmt.Sprintf("--%s=%s", flag.Name, args[0]))
+			}
+		})
+		if len(optional) > 0 {
+			return fmt.Errorf("%w: a value that an option can do without follows \"=\": %s", err, strings.Join(optional, " or "))
+		}
 		if _, notPID := parsePID(args[0]); notPID == nil {
 			for _, name := range []string{"tree", "pid"} {
-				if flag := cmd.Flags().Lookup(name); flag != nil {
+				if flag := cmd.Flags().Lookup(name); flag != nil && !flag.Changed {
 					return fmt.Errorf("%w: specify a process with -%s %s", err, flag.Shorthand, args[0])
 				}
 			}
 		}
-		if cmd.Flags().Lookup("to") != nil {
+		if flag := cmd.Flags().Lookup("to"); flag != nil && !flag.Changed {
 			return fmt.Errorf("%w: specify the host with --to %s", err, args[0])
 		}
-		if flag := cmd.Flags().Lookup("images-dir"); flag != nil {
+		if flag := cmd.Flags().Lookup("images-dir"); flag != nil && !flag.Changed {
 			return fmt.Errorf("%w: specify the image directory with -D", err)
 		}
 		return err

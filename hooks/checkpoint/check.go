@@ -128,17 +128,24 @@ func imageFindings(ctx context.Context, hook *hooks.Hook, dir string, check file
 	return append(explainTaken(hook.Config.RunDir, dir, taken), findings...), err
 }
 
-// explainTaken has the findings about pids in use say so if it is the job itself that has them.
+// explainTaken has the findings about pids in use say so if it is the job itself that has them: one that was restored
+// from the image, or that its dump left running.
 func explainTaken(runDir, dir string, taken preflight.Findings) preflight.Findings {
 	all, _ := journal.List(runDir) // without them they are still in use
 	for i, f := range taken {
 		for _, s := range all {
-			if s.Kind != journal.KindRestore || s.ImageDir != dir || s.Outcome != journal.OutcomeRunning || s.Root == nil || s.Root.PID != f.PID {
+			if s.ImageDir != dir || s.Outcome != journal.OutcomeRunning || s.Root == nil || s.Root.PID != f.PID {
 				continue
 			}
-			if gone, err := session.Gone(*s.Root); err == nil && !gone {
-				taken[i].Message = fmt.Sprintf("is the job itself, which was restored from this image at %s and runs", s.Created.Local().Format("15:04:05"))
-				taken[i].Remedy = "nothing is left to do; to restore the image once more, end the job first"
+			if gone, err := session.Gone(*s.Root); err != nil || gone {
+				continue
+			}
+			at := s.Created.Local().Format(time.TimeOnly)
+			switch s.Kind {
+			case journal.KindRestore:
+				taken[i].Message, taken[i].Remedy = "is the job itself, which was restored from this image at "+at+" and runs", "nothing is left to do; to restore the image once more, end the job first"
+			case journal.KindDump:
+				taken[i].Message, taken[i].Remedy = "is the job itself, which the dump at "+at+" left running", "end the job before you restore it"
 			}
 		}
 	}
@@ -196,12 +203,14 @@ func (c fileCheck) compare(f criuimage.File) (finding preflight.Finding) {
 	if c.anyRights {
 		mode, then = mode&^0o777, then&^0o777
 	}
-	const remedy = "restore it as it was"
+	const remedy = "put the file back as it was at the dump"
 	found := func(name, remedy, text string, args ...any) preflight.Finding {
 		return preflight.Finding{Name: name, Severity: preflight.SeverityError, Message: f.Path + fmt.Sprintf(text, args...), Remedy: remedy}
 	}
 	const hadBytes = " has %d bytes, but had %d at the dump"
 	switch {
+	case errors.Is(err, os.ErrPermission):
+		return found(preflight.FindingFileMissing, "run as root", ", which the job uses, cannot be looked up (%v)", err)
 	case err != nil && kind == unix.S_IFDIR:
 		return found(preflight.FindingDirectory, "mkdir -p "+f.Path, ", which the job has open or as its working directory, cannot be found (%v)", err)
 	case err != nil:

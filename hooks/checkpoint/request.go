@@ -211,7 +211,7 @@ func (d *criuSession) prepareWorkDir() error {
 	if d.options.WorkDir != "" {
 		d.workDir = d.options.WorkDir
 		if info, err := os.Stat(d.workDir); err != nil {
-			return fmt.Errorf("directory for criu's log: %w", err)
+			return fmt.Errorf("directory for criu's log (--work-dir): %w: create it first", err)
 		} else if !info.IsDir() {
 			return fmt.Errorf("directory for criu's log: %s is not a directory", d.workDir)
 		}
@@ -323,7 +323,7 @@ func (d *criuSession) configFile() (string, error) {
 	if d.options.ConfigFile != "" {
 		user, err := os.ReadFile(d.options.ConfigFile)
 		if err != nil {
-			return "", fmt.Errorf("criu's configuration: %w", err)
+			return "", fmt.Errorf("--criu-config: %w", err)
 		}
 		text = string(user) + "\n" + text
 	}

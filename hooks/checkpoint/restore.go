@@ -40,8 +40,12 @@ func Restore(ctx context.Context, hook *hooks.Hook, dir string, options Options)
 		return refused(err)
 	}
 	response, err := d.do(ctx)
-	if err != nil && !d.staged && ctx.Err() == nil {
+	switch {
+	case err == nil || d.staged:
+	case ctx.Err() == nil:
 		_, err = refused(err)
+	default:
+		err = fmt.Errorf("%w; nothing of the job was restored, and the image is unchanged", err)
 	}
 	s, finishErr := watch.Finish(ctx, hook, d.kind, d.criu.Ident, d.cause)
 	if err = errors.Join(err, finishErr); err == nil && s != nil && s.Outcome != journal.OutcomeRunning && s.Outcome != journal.OutcomeStopped && !s.Held() {

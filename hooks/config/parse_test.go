@@ -181,7 +181,7 @@ func TestParseRefuses(t *testing.T) {
 
 		{"fields for the map", "version: 1\ngpus:\n  map: {a: b}\n", 3, []string{"gpus.map", "expected a list"}},
 		{"an empty rule", "version: 1\ngpus:\n  map:\n  -\n", 4, []string{"gpus.map[0]", "found nothing"}},
-		{"half a rule", "version: 1\ngpus:\n  map:\n  - {from: {index: 0}, to: {index: 1}}\n  - {from: " + uuidA + "}\n", 5, []string{"gpus.map[1]", "to: 0 of uuid"}},
+		{"half a rule", "version: 1\ngpus:\n  map:\n  - {from: {index: 0}, to: {index: 1}}\n  - {from: " + uuidA + "}\n", 5, []string{"gpus.map[1]", "to: it is missing; write {from"}},
 		{"a rule with a third side", "version: 1\ngpus:\n  map:\n  - {from: {index: 0}, to: {index: 1}, via: {index: 2}}\n", 4, []string{"gpus.map[0]", `unknown field "via"`}},
 		{"a side twice", "version: 1\ngpus:\n  map:\n  - from: {index: 0}\n    to: {index: 1}\n    from: {index: 2}\n", 6, []string{"gpus.map[0].from", "twice"}},
 		{"no UUID", "version: 1\ngpus:\n  map:\n  - {from: GPU-5a3c, to: {index: 0}}\n", 4, []string{"gpus.map[0].from", "GPU-5a3c", "nvidia-smi -L"}},
@@ -194,7 +194,7 @@ func TestParseRefuses(t *testing.T) {
 		{"an unknown field of a host", "version: 1\nhosts:\n  gpu-b:\n    gpus: []\n", 4, []string{"hosts.gpu-b", `unknown field "gpus"`}},
 		{"a host twice", "version: 1\nhosts:\n  gpu-b: {}\n  gpu-b: {}\n", 4, []string{"hosts.gpu-b", "first on line 3"}},
 		{"a user beside a host", "version: 1\nhosts:\n  me@gpu-b: {map: []}\n", 3, []string{"hosts.me@gpu-b", "not a host name", "without a user"}},
-		{"half a rule for a host", "version: 1\nhosts:\n  gpu-b:\n    map:\n    - {from: {index: 0}}\n", 5, []string{"hosts.gpu-b.map[0]", "to: 0 of uuid"}},
+		{"half a rule for a host", "version: 1\nhosts:\n  gpu-b:\n    map:\n    - {from: {index: 0}}\n", 5, []string{"hosts.gpu-b.map[0]", "to: it is missing; write {from"}},
 		{"a list as the name of a host", "version: 1\nhosts:\n  ? [a]\n  : {}\n", 3, []string{"hosts", "name of a field is a list"}},
 		{"an unknown selector", "version: 1\ngpus:\n  map:\n  - {from: {minor: 1}, to: {index: 0}}\n", 4, []string{"gpus.map[0].from", `unknown field "minor"`}},
 	} {

@@ -223,7 +223,11 @@ func Forceable() []string {
 // CheckForce refuses names of findings that cannot be overridden.
 func CheckForce(names []string) error {
 	for _, name := range names {
-		if !kindOf(name).CanForce {
+		kind := kindOf(name)
+		if kind.Severity == SeverityWarning && !kind.CanForce {
+			return fmt.Errorf("%q is only a warning: leave out --force %[1]s", name)
+		}
+		if !kind.CanForce {
 			return fmt.Errorf("%q cannot be forced: name one of %s", name, strings.Join(Forceable(), ", "))
 		}
 	}

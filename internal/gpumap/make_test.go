@@ -201,7 +201,7 @@ func TestMakeRefuses(t *testing.T) {
 		},
 		{
 			name: "a rule of no selector", captured: set(gpuA), visible: set(gpuA), rules: []Rule{rule(byIndex(0), Selector{}, 4)},
-			words: []string{"to: 0 of uuid, pci and index"},
+			words: []string{"to: it is missing"},
 		},
 	} {
 		t.Run(tt.name, func(t *testing.T) {

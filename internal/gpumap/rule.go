@@ -112,7 +112,10 @@ func (s Selector) Validate() error {
 			return fmt.Errorf("index %d is negative; positions count from 0", *s.Index)
 		}
 	}
-	if kinds != 1 {
+	if kinds == 0 {
+		return errors.New("it is missing")
+	}
+	if kinds > 1 {
 		return fmt.Errorf("%d of uuid, pci and index are given; give exactly one to name a GPU", kinds)
 	}
 	return nil

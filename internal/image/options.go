@@ -86,7 +86,7 @@ func ReadOptions(dir string) (Options, error) {
 		err = o.Validate()
 	}
 	if err != nil {
-		return Options{}, fmt.Errorf("the recorded criu options in %s are damaged: %w: remove the file, and give the options by hand", filepath.Join(dir, OptionsName), err)
+		return Options{}, fmt.Errorf("the recorded criu options in %s are damaged: %w: copy the image again from its source; if there is none, remove the file, and give the options of the dump (such as --tcp-established) to the restore", filepath.Join(dir, OptionsName), err)
 	}
 	return o, nil
 }

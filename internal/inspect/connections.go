@@ -126,11 +126,11 @@ func (s *snapshot) oneSidedPipes() []oneSidedPipe {
 func (p oneSidedPipe) finding(other *file) preflight.Finding {
 	if p.writes {
 		return p.of.about(preflight.New(preflight.FindingOutsidePipe,
-			fmt.Sprintf("writes into a pipe (descriptor %s) that %s reads, which is not in the tree: after cucriu restore it writes to the output of that command", p.number, processName(other.of.pid)),
-			fmt.Sprintf("plain criu restore needs --inherit-fd 'fd[1]:%s', otherwise the job dies at its next write", p.link)))
+			fmt.Sprintf("writes into a pipe (descriptor %s) to %s, which is outside the tree: cucriu restore connects it to its own standard output instead", p.number, processName(other.of.pid)),
+			fmt.Sprintf("restore with cucriu restore; plain criu restore needs --inherit-fd 'fd[1]:%s', otherwise the job dies at its next write", p.link)))
 	}
 	return p.of.about(preflight.New(preflight.FindingOutsidePipe,
-		fmt.Sprintf("reads from a pipe (descriptor %s) into which %s writes, which is not in the tree: after a restore it reads end of file", p.number, processName(other.of.pid)),
+		fmt.Sprintf("reads from a pipe (descriptor %s) from %s, which is outside the tree: after a restore it reads end of file", p.number, processName(other.of.pid)),
 		"if the job needs more of that input, let it read from a file"))
 }
 

@@ -142,7 +142,7 @@ func StateFindings(m *Process, state cudackpt.State) preflight.Findings {
 	case cudackpt.StateLocked:
 		what = "is locked, by cucriu lock or another tool"
 	case cudackpt.StateCheckpointed:
-		what = "was checkpointed by another tool"
+		what = "was checkpointed, and nothing in this run directory says by what"
 	}
 	return preflight.Findings{m.about(preflight.New(preflight.FindingCUDAState, what, StateRemedy(m.PID, state)))}
 }
@@ -154,7 +154,7 @@ func StateRemedy(pid int, state cudackpt.State) string {
 	case cudackpt.StateLocked:
 		return fmt.Sprintf("cucriu unlock -p %d lets it run again; if another tool is working on it, wait for that", pid)
 	case cudackpt.StateCheckpointed:
-		return fmt.Sprintf("restore it with the tool that did it; otherwise free its GPUs, and try cucriu resume -p %d --force", pid)
+		return fmt.Sprintf("resume it with the tool that did it, or with the CUCRIU_RUN_DIR with which it was suspended; otherwise free its GPUs, and try cucriu resume -p %d --force", pid)
 	case cudackpt.StateFailed:
 		return "the driver cannot restore it: end it, and restore it from an image"
 	}

@@ -90,7 +90,8 @@ func (n MemoryNeed) Require(ctx context.Context, driver *cudackpt.Driver) error 
 	for _, uuid := range slices.SortedFunc(maps.Keys(n), cudackpt.UUID.Compare) {
 		memory, err := driver.Memory(ctx, uuid)
 		if err != nil {
-			return fmt.Errorf("cannot determine how much memory of %v is free, and a restore that runs out of it would lose the process: %w", uuid, err)
+			return &memoryError{fault.Because(err, fmt.Sprintf("cannot determine how much memory of %v is free (%v), and a restore that runs out of it would lose the process", uuid, err),
+				"run as root, and see whether nvidia-smi reports it")}
 		}
 		if memory.Free < n[uuid] {
 			return &memoryError{fault.New(fmt.Sprintf("%v has %d MiB free and the restore needs %d MiB", uuid, memory.Free>>20, n[uuid]>>20), "free memory on it, or map to another GPU")}

@@ -34,6 +34,9 @@ func VerifyImage(ctx context.Context, dir string, workers int, read func(bytes i
 	if err != nil && !errors.Is(err, os.ErrNotExist) {
 		return err
 	}
+	if _, err := image.ReadOptions(dir); err != nil {
+		return err
+	}
 	files, err := criuimage.Match(dir, "*")
 	if err != nil {
 		return err

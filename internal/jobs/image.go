@@ -124,7 +124,7 @@ func putBackFindings(ctx context.Context, dir string) (findings preflight.Findin
 	switch {
 	case errors.As(err, &refused):
 		for _, problem := range refused.Problems {
-			findings = append(findings, preflight.New(preflight.FindingFileDiffers, problem.Error(), "restore it as it was"))
+			findings = append(findings, preflight.New(preflight.FindingFileDiffers, problem.Error(), "put the file back as it was at the checkpoint"))
 		}
 	case err != nil:
 		findings = append(findings, preflight.Found(preflight.FindingImage, err))

@@ -109,7 +109,7 @@ func (l *Local) settle() {
 	}
 	r, err := loadRecord(filepath.Join(l.Dir, recordName))
 	if errors.As(err, new(*json.SyntaxError)) {
-		l.State = StateDamaged
+		l.State, l.Failure = StateDamaged, &Failure{At: time.Now(), Message: err.Error()}
 	}
 	if err != nil {
 		return

@@ -65,6 +65,9 @@ func loadRecord(path string) (r record, err error) {
 	if damage := new(json.SyntaxError); errors.As(err, &damage) {
 		return record{}, fault.Because(damage, fmt.Sprintf("record %s is damaged (%v)", path, damage), "restore it from a backup; or, if the job has not finished, move it away and name the command to cucriu run again: the job resumes from its checkpoints")
 	}
+	if errors.Is(err, unix.ENOTDIR) {
+		return record{}, fmt.Errorf("%s is not a directory: specify the directory of a job", filepath.Dir(path))
+	}
 	if err != nil {
 		return record{}, fmt.Errorf("the job's record %s: %w", path, err)
 	}

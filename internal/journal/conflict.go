@@ -15,29 +15,33 @@ func (s *Session) Conflict() error {
 	if s == nil {
 		return nil
 	}
-	if s.Elsewhere() {
+	begun := s.Created.Local().Format(time.TimeOnly)
+	if s.Elsewhere() && s.Suspended() {
 		return fault.New(
-			fmt.Sprintf("a %s of the same process, begun %s in another pid namespace, is not over (%s, %s)", s.Kind, s.Created.Local().Format(time.TimeOnly), s.dir, s.at()),
-			"wait for it; cucriu jobs resume resumes a long job that is paused")
+			fmt.Sprintf("it was suspended at %s in another pid namespace (%s)", begun, s.dir),
+			fmt.Sprintf("resume it there, with cucriu resume -p %d; or a long job that was paused with cucriu jobs resume", s.Members[0].PID))
+	}
+	if s.Elsewhere() {
+		return fault.New(fmt.Sprintf("a %s of the same process, begun %s in another pid namespace, has not finished (%s, %s)", s.Kind, begun, s.dir, s.at()), "wait for it")
 	}
 	if s.Kind == KindSuspend {
 		return s.suspendConflict()
 	}
 	if s.Held() {
 		return fault.New(
-			fmt.Sprintf("process %d is held by migration %s (the other copy is at %s), begun %s", s.rootPID(), s.Hold.ID, s.Hold.Peer, s.Created.Local().Format(time.TimeOnly)),
+			fmt.Sprintf("process %d is held by migration %s (the other copy is at %s), begun %s", s.rootPID(), s.Hold.ID, s.Hold.Peer, begun),
 			"wait for it; if its programs are gone, cucriu status says which host decides")
 	}
 	if s.EndsJob() {
 		return fault.New(fmt.Sprintf("process %d is being dumped by process %d, which will end it", s.rootPID(), s.Client.PID), "wait for it")
 	}
-	begun := fmt.Sprintf("a %s by criu process %d, begun %s,", s.Kind, s.Criu.PID, s.Created.Local().Format(time.TimeOnly))
+	what := fmt.Sprintf("a %s by criu process %d, begun %s,", s.Kind, s.Criu.PID, begun)
 	if s.Stuck {
-		return fault.New(begun+" has ended, and its job is "+s.Message, "its watcher keeps trying; if that is gone, cucriu recover tries again")
+		return fault.New(what+" has ended, and its job is "+s.Message, "its watcher keeps trying; if that is gone, cucriu recover tries again")
 	}
 	return fault.New(
-		fmt.Sprintf("%s is not over (%s)", begun, s.at()),
-		"wait for it; if criu and its watcher are gone, cucriu recover ends it; if it is this criu's own, cucriu-hook is configured twice, in two of criu's configuration files")
+		fmt.Sprintf("%s has not finished (%s)", what, s.at()),
+		"wait for it; if criu and its watcher are gone, run cucriu recover; if it is this criu's own, cucriu-hook is configured twice, in two of criu's configuration files")
 }
 
 func (s *Session) suspendConflict() error {
@@ -62,7 +66,7 @@ func (s *Session) suspendConflict() error {
 // another.
 func (s *Session) ClaimConflict() error {
 	return fmt.Errorf("image directory %s is in use by a dump of criu process %d (session %s, %s): nothing was touched; dump into another directory, "+
-		"and if that criu and its watcher are gone, cucriu recover ends it", s.ImageDir, s.Criu.PID, s.Name(), s.at())
+		"and if that criu and its watcher are gone, run cucriu recover", s.ImageDir, s.Criu.PID, s.Name(), s.at())
 }
 
 // EndsJob reports whether programs that live are dumping the processes and will end them, so that

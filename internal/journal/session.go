@@ -187,7 +187,7 @@ func (s *Session) Save() error {
 		}
 	}
 	if err := durable.WriteJSON(filepath.Join(s.dir, recordFile), &s.Record); err != nil {
-		return fmt.Errorf("write the session: %w", err)
+		return fmt.Errorf("write to the run directory: %w", err)
 	}
 	return nil
 }

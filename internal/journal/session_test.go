@@ -192,7 +192,7 @@ func TestAProcessIsInOneOpenSessionOnly(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer first.Unlock()
-	if _, err := make(2); err == nil || !strings.Contains(err.Error(), "is not over") {
+	if _, err := make(2); err == nil || !strings.Contains(err.Error(), "has not finished") {
 		t.Fatalf("a second session of the same process: %v", err)
 	}
 	if _, err := make(1); err == nil || !strings.Contains(err.Error(), "configured twice") {

@@ -77,7 +77,11 @@ func (env *Env) Refuse(findings preflight.Findings) error {
 	}
 	findings = env.Judge(findings)
 	for _, f := range findings.Of(preflight.SeverityWarning) {
-		env.Log.Warn(f.String(), "finding", f.Name, "forced", f.Forced)
+		text := f.String()
+		if f.Forced {
+			text += " (overridden)"
+		}
+		env.Log.Warn(text, "finding", f.Name)
 	}
 	return findings.Err()
 }

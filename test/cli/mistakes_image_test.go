@@ -50,6 +50,10 @@ func TestMistakesAboutWhatToRestore(t *testing.T) {
 				return err
 			})
 		}
+		optionless := b.damaged(t, "optionless", func(dir string) error {
+			return os.WriteFile(filepath.Join(dir, image.OptionsName), []byte("{"), 0o600)
+		})
+		const damagedOptions = "are damaged: unexpected end of JSON input: copy the image again from its source"
 		restore := func(dir string, more ...string) []string { return append([]string{"restore", "-D", dir}, more...) }
 		b.make(t,
 			mistake{"nothing", restore("nowhere"), refused, "image directory " + b.path("nowhere") + " does not exist: name an image directory"},
@@ -60,6 +64,8 @@ func TestMistakesAboutWhatToRestore(t *testing.T) {
 			mistake{"no GPU state", restore(without("stateless", "cucriu-pages-*")), refused, "copy the image again from its source"},
 			mistake{"no tree", restore(without("treeless", "pstree.img")), refused, "copy the image again"},
 			mistake{"no inventory", restore(without("uncounted", "inventory.img")), refused, "uncounted/inventory.img is missing: the image is incomplete: copy the image again from its source"},
+			mistake{"damaged options", restore(optionless), refused, damagedOptions},
+			mistake{"verify of damaged options", []string{"verify", optionless}, 1, damagedOptions},
 			mistake{"check without inventory", []string{"check", "-D", "uncounted"}, refused, "1 blocking finding: image"},
 			mistake{"verify without inventory", []string{"verify", "uncounted"}, 1, "uncounted/inventory.img is missing: the image is incomplete: copy the image again from its source"},
 			mistake{"inspect without inventory", []string{"inspect", "uncounted"}, refused, "uncounted/inventory.img is missing: the image is incomplete: copy the image again from its source"},

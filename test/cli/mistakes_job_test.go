@@ -109,7 +109,7 @@ func TestMistakesAboutWhereTheImageGoes(t *testing.T) {
 			return append([]string{"dump", "-t", b.job.Root(), "-D", dir}, more...)
 		}
 		b.make(t,
-			mistake{"below nothing, refused later", dump("nowhere/below/images", "-W", "absent"), refused, "directory for criu's log: stat absent: no such file"},
+			mistake{"below nothing, refused later", dump("nowhere/below/images", "-W", "absent"), refused, "directory for criu's log (--work-dir): stat absent: no such file"},
 			mistake{"below nothing in somebody's directory", dump("theirs/below/images"), refused, "parent directory " + b.path("theirs/below") + " does not exist, and cucriu does not create it because users other than root could replace it: create it first (mkdir -p "},
 			mistake{"below a link to nothing", dump("link/below/images"), refused, "no such file or directory"},
 			mistake{"a file", dump("file"), refused, b.path("file") + " is not a directory: name a new one"},
@@ -120,9 +120,9 @@ func TestMistakesAboutWhereTheImageGoes(t *testing.T) {
 			mistake{"a mount point", dump("small"), refused, "is a mount point: name a new directory inside it"},
 			mistake{"too small a disk", dump("small/images"), refused, "disk-space: the image takes at least "},
 			mistake{"read-only", dump("readonly/images"), refused, "name an image directory in a writable one"},
-			mistake{"no folder for the log", dump("images", "-W", "nowhere"), refused, "directory for criu's log: stat nowhere: no such file"},
+			mistake{"no folder for the log", dump("images", "-W", "nowhere"), refused, "directory for criu's log (--work-dir): stat nowhere: no such file"},
 			mistake{"a file for the folder of the log", dump("images", "-W", "file"), refused, "directory for criu's log: file is not a directory"},
-			mistake{"no configuration of criu", dump("images", "--criu-config", "nowhere"), refused, "criu's configuration: open nowhere: no such file"},
+			mistake{"no configuration of criu", dump("images", "--criu-config", "nowhere"), refused, "cannot read criu's configuration: open nowhere: no such file"},
 			mistake{"an option of criu with dashes", dump("images", "--criu-config", b.write(t, "dashed.conf", "--leave-running\n")), refused, "write it without dashes: leave-running"},
 			mistake{"an incomplete image is asked for", dump("images", "--criu-config", b.write(t, "lazy.conf", "lazy-pages\n")), refused, "this dump makes a complete one: leave the option out"},
 			mistake{"criu's option for that", dump("images", "--lazy-pages"), 2, "cucriu dump makes a complete image; for this option, use criu dump with cucriu-hook"},

@@ -40,6 +40,7 @@ func TestMistakesAboutWhatIsSuspendedOrLocked(t *testing.T) {
 		b.make(t,
 			mistake{"lock twice", []string{"lock", "-p", pid}, refused, unlocks},
 			mistake{"dump of what is locked", []string{"dump", "-t", pid, "-D", "images"}, refused, unlocks},
+			mistake{"recover of what is locked", []string{"recover"}, 0, "process " + pid + " (cudawork) is locked: " + unlocks},
 			mistake{"suspend of what is locked", []string{"suspend", "-p", pid}, refused, unlocks},
 		)
 		done("unlock", "-p", pid)

@@ -91,7 +91,7 @@ func TestAnOptionThatIsNotKnownAnyMoreIsNotPassedOver(t *testing.T) {
 func TestWhatIsNoJobsDirectoryIsWrongUsage(t *testing.T) {
 	testenv.Simulated(t, func(t *testing.T) {
 		w := newWorld(t)
-		const says = " is not yet the directory of a job: name the command to run"
+		const says = " contains no job yet: specify the command to run"
 		w.again().ends(2, w.dir+says)
 		testenv.WriteFile(t, w.dir, "")
 		w.again().ends(2, w.dir+says)
