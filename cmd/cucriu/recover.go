@@ -53,7 +53,7 @@ At the source of a long job, if the destination is gone permanently:
 				recovered, err = watch.Recover(cmd.Context(), hook)
 				for _, s := range recovered {
 					if s.Outcome != "" { // otherwise the error reports it
-						lines = append(lines, fmt.Sprintf("%s %v: %s: %s", s.Kind, s.PIDs(), s.Outcome, s.Message))
+						lines = append(lines, fmt.Sprintf("%s of process %s: %s: %s", s.Kind, somePIDs(s.PIDs()), s.Outcome, s.Message))
 					}
 				}
 				migrations, migrateErr := migrate.Recover(cmd.Context(), hook)

@@ -235,7 +235,7 @@ func (r statusReport) verdict(dir string) error {
 	case refusal.Last.After(last.Begun):
 		return preflight.AsRefusal(fmt.Errorf("the last %s was refused, %s: %s", refusal.Kind, refusal.Last.Local().Format(time.DateTime), refusal.Text()))
 	case last.Session == "":
-		return preflight.AsRefusal(fmt.Errorf("no dump into %s or restore from it is known here: it was never begun, or cancelled, or the job had no CUDA", dir))
+		return preflight.AsRefusal(fmt.Errorf("no dump into %s or restore from it is known here: it was never started, or cancelled, or the job had no CUDA", dir))
 	case last.Outcome == "":
 		return fmt.Errorf("%s: %w: it is at step %s", last.Session, hooks.ErrNotBack, last.Step)
 	case last.Kind == journal.KindDump && last.Step == journal.StepDumped, last.Kind == journal.KindRestore && last.Outcome == journal.OutcomeRunning,

@@ -155,7 +155,7 @@ func (l *look) unsupportedFiles(found found) {
 		case strings.Contains(kind, "/dev/infiniband/"):
 			remedy = "run the job without RDMA (NCCL_IB_DISABLE=1)"
 		case key == foreignMount && f.number != "":
-			has = fmt.Sprintf("has descriptor %s (%s) from a mount that its namespace lacks (opened before nsenter or unshare, or detached)", f.number, f.name())
+			has = fmt.Sprintf("has descriptor %s (%s) on a mount that its namespace does not have (opened before nsenter or unshare, or detached)", f.number, f.name())
 			remedy = "start the job with it closed (" + f.number + "<&-), or opened anew"
 		case strings.Contains(kind, "MPTCP"):
 			remedy = "let the job use plain TCP: Go programs do so with GODEBUG=multipathtcp=0, which cucriu run --dir sets"
@@ -251,7 +251,7 @@ func (f *file) unsupportedMapping() string {
 	return ""
 }
 
-const foreignMount = "a file of a mount that its namespace lacks"
+const foreignMount = "a file on a mount that its namespace does not have"
 
 // strangeMount names a file that is used through a mount which is not in the namespace of the
 // process. What is in another mount namespace than the root is refused for that.

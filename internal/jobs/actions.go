@@ -79,7 +79,7 @@ func (s *supervisor) do(ctx context.Context, a life.Action) {
 		expected, _ := s.checkpointer.costs.expected()
 		why := fmt.Errorf("it would take %v, and %v of --grace is left", expected.total.Round(time.Second), s.timers.left(s.Grace).Round(time.Second))
 		if s.life.Hurry {
-			why = cmp.Or(s.cause, fmt.Errorf("it was not done within --grace %v", s.Grace))
+			why = cmp.Or(s.cause, fmt.Errorf("it did not finish within --grace %v", s.Grace))
 		}
 		s.tell(Event{Event: EventFailed, Message: fmt.Sprintf("no last checkpoint: %v", why)})
 	default:

@@ -231,7 +231,7 @@ func (s *supervisor) next(ctx context.Context) event {
 		return s.lookAround()
 	case <-s.timers.timeUp:
 		e := happened(life.TimeUp)
-		e.err = fmt.Errorf("it was not done within --grace %v", s.Grace)
+		e.err = fmt.Errorf("it did not finish within --grace %v", s.Grace)
 		return e
 	case a := <-requests:
 		return s.request(a)

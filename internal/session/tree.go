@@ -46,7 +46,7 @@ func KillTree(r *journal.Record) error {
 			return err
 		}
 		if ctx.Err() != nil {
-			return fmt.Errorf("%d processes do not end after SIGKILL", len(alive))
+			return fmt.Errorf("%d processes are still alive after SIGKILL", len(alive))
 		}
 	}
 }

@@ -79,7 +79,7 @@ func (d *dump) findOthers(ctx context.Context) ([]*proc.Process, error) {
 			return nil, err
 		}
 		if p.Process != nil { // what a process without CUDA holds of the driver is judged when it is parked
-			return nil, fmt.Errorf("process %d (%s) began to use CUDA during the dump: dump again", pid, p.Name)
+			return nil, fmt.Errorf("process %d (%s) started using CUDA during the dump: retry the dump", pid, p.Name)
 		}
 		stopped, err := proc.Stopped(pid)
 		if errors.Is(err, proc.ErrGone) || stopped {

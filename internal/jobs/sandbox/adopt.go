@@ -120,7 +120,7 @@ func (p *Sandbox) Keep(ctx context.Context) error {
 		}
 	}
 	text, _ := os.ReadFile(said.Name())
-	return errors.Join(context.Cause(ctx), fmt.Errorf("keeper of the job: it did not start: %s", text))
+	return errors.Join(context.Cause(ctx), fmt.Errorf("the job's keeper process did not start: %s", text))
 }
 
 // killAdopted ends an adopted job and its keeper.
