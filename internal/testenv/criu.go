@@ -47,6 +47,9 @@ func (h *Host) CriuCommandScripts(verb, dir string, scripts []string, args ...st
 		h.t.Fatal(err)
 	}
 	all := []string{verb, "--no-default-config", "-D", dir, "-o", verb + ".log", "-v4"}
+	if verb == "dump" {
+		all = append(all, "--timeout", "60") // in which the tree is seized; a busy machine may need more than criu's 10 s
+	}
 	for _, script := range scripts {
 		all = append(all, "--action-script", script)
 	}

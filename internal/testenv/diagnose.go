@@ -7,6 +7,7 @@ import (
 	"path/filepath"
 	"strconv"
 	"strings"
+	"testing"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -18,36 +19,7 @@ import (
 func (h *Host) diagnose(criu int) {
 	h.t.Helper()
 	h.t.Logf("criu (process %d) hangs", criu)
-	statuses, _ := filepath.Glob("/proc/[0-9]*/task/[0-9]*/stat")
-	var hooks, jobs []int
-	for _, file := range statuses {
-		thread := filepath.Dir(file)
-		pid, _ := strconv.Atoi(strings.Split(thread, "/")[2])
-		exe, err := os.Readlink(fmt.Sprintf("/proc/%d/exe", pid))
-		if err != nil || pid == os.Getpid() {
-			continue
-		}
-		line := exe
-		for _, name := range []string{"comm", "stat", "wchan", "syscall"} {
-			data, _ := os.ReadFile(filepath.Join(thread, name))
-			text := strings.TrimSpace(string(data))
-			if name == "stat" {
-				text = text[strings.LastIndexByte(text, ')')+1:][:2]
-			}
-			line += " | " + text
-		}
-		relevant := exe == h.HookBin || strings.Contains(exe, "cudawork") || strings.Contains(exe, "criu") || strings.Contains(exe, "python")
-		if relevant {
-			h.t.Logf("%s: %s", thread, line)
-		}
-		leader := filepath.Base(thread) == strconv.Itoa(pid)
-		switch {
-		case leader && exe == h.HookBin:
-			hooks = append(hooks, pid)
-		case leader && (strings.Contains(exe, "cudawork") || strings.Contains(exe, "python")):
-			jobs = append(jobs, pid)
-		}
-	}
+	jobs, hooks := showThreads(h.t)
 	for _, pid := range hooks {
 		_ = unix.Kill(pid, unix.SIGQUIT)
 	}
@@ -62,4 +34,43 @@ func (h *Host) diagnose(criu int) {
 		out, err := cmd.CombinedOutput()
 		h.t.Logf("stacks of process %d: %v\n%s", pid, err, out)
 	}
+}
+
+// showThreads shows the states and system calls of the threads of jobs, hooks and criu, and
+// what watchers have written. It returns the jobs and the hooks.
+func showThreads(t testing.TB) (jobs, hooks []int) {
+	t.Helper()
+	statuses, _ := filepath.Glob("/proc/[0-9]*/task/[0-9]*/stat")
+	for _, file := range statuses {
+		thread := filepath.Dir(file)
+		pid, _ := strconv.Atoi(strings.Split(thread, "/")[2])
+		exe, err := os.Readlink(fmt.Sprintf("/proc/%d/exe", pid))
+		isHook, isJob := strings.HasSuffix(exe, "/cucriu-hook"), strings.Contains(exe, "cudawork") || strings.Contains(exe, "python")
+		if err != nil || pid == os.Getpid() || !isHook && !isJob && !strings.Contains(exe, "criu") {
+			continue
+		}
+		line := exe
+		for _, name := range []string{"comm", "stat", "wchan", "syscall"} {
+			data, _ := os.ReadFile(filepath.Join(thread, name))
+			text := strings.TrimSpace(string(data))
+			if name == "stat" {
+				text = text[strings.LastIndexByte(text, ')')+1:][:2]
+			}
+			line += " | " + text
+		}
+		t.Logf("%s: %s", thread, line)
+		switch leader := filepath.Base(thread) == strconv.Itoa(pid); {
+		case leader && isHook:
+			hooks = append(hooks, pid)
+			arguments, _ := os.ReadFile(fmt.Sprintf("/proc/%d/cmdline", pid))
+			if _, session, is := strings.Cut(strings.TrimRight(string(arguments), "\x00"), "\x00watch\x00"); is {
+				log, _ := os.ReadFile(filepath.Join(session, "watcher.log"))
+				record, _ := os.ReadFile(filepath.Join(session, "session.json"))
+				t.Logf("%s\n%s%s", session, log, record)
+			}
+		case leader && isJob:
+			jobs = append(jobs, pid)
+		}
+	}
+	return jobs, hooks
 }

@@ -211,6 +211,12 @@ func (j *Job) Ticks() []int {
 func (j *Job) WaitTicks(n int) {
 	j.t.Helper()
 	from := j.Ticks()
+	ticked := false
+	defer func() {
+		if !ticked {
+			showThreads(j.t)
+		}
+	}()
 	Eventually(j.t, Soon, fmt.Sprintf("every process of the job ticks %d times from %v", n, from), func() bool {
 		for i, tick := range j.Ticks() {
 			if tick < from[i]+n {
@@ -219,6 +225,7 @@ func (j *Job) WaitTicks(n int) {
 		}
 		return true
 	})
+	ticked = true
 }
 
 // Check makes every process compare all its GPU memory with the expected content.

@@ -42,14 +42,28 @@ func preDump(ctx context.Context, root int) error {
 		}
 	}
 	for _, m := range found {
-		if err := stop(ctx, m.pid); err != nil {
-			return err
-		}
-		if err := call(ctx, callCheckpoint, m); err != nil {
+		if err := checkpoint(ctx, m); err != nil {
 			return err
 		}
 	}
 	return nil
+}
+
+// checkpoint leaves every thread of the process in the group-stop: criu can wait for ever for
+// one that is still on its way there.
+func checkpoint(ctx context.Context, m member) error {
+	process, err := proc.Open(m.pid)
+	if err != nil {
+		return err
+	}
+	defer process.Close()
+	if err := proc.Stop(ctx, process); err != nil {
+		return err
+	}
+	if err := call(ctx, callCheckpoint, m); err != nil {
+		return err
+	}
+	return proc.KeepStopped(ctx, process)
 }
 
 // preResume queues a SIGSTOP for every process. It takes effect before the process executes
@@ -86,13 +100,4 @@ func signalTree(root int, sig unix.Signal) error {
 		}
 	}
 	return nil
-}
-
-func stop(ctx context.Context, pid int) error {
-	process, err := proc.Open(pid)
-	if err != nil {
-		return err
-	}
-	defer process.Close()
-	return proc.Stop(ctx, process)
 }
