@@ -35,7 +35,7 @@ import (
 func BringBack(ctx context.Context, driver *cudackpt.Driver, s *session.Session, targets []*Target) error {
 	b := &wayBack{Session: s, driver: driver, all: targets, toPause: s.Paused, leaveStopped: s.LeavesStopped(), atOnce: make(chan struct{}, fillsAtOnce())}
 	defer func() { _ = b.release(context.WithoutCancel(ctx)) }() // after an error
-	if s.HandedOver() {
+	if s.Refrozen() {
 		var err error
 		if b.toPause, err = proc.FrozenOf(s.Paused); err != nil {
 			return err

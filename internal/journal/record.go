@@ -206,10 +206,10 @@ func (r *Record) LeavesStopped() bool {
 	return r.LeaveStopped && r.Hold == nil && (r.Kind == KindRestore || r.Step == StepDumped)
 }
 
-// HandedOver reports whether the hook has done its part of a dump. From then on the freezers are as the
-// engine left them, or as criu or the engine has set them since.
-func (r *Record) HandedOver() bool {
-	return slices.Contains([]Step{StepDumping, StepPublish, StepTransferring, StepDumped}, r.Step)
+// Refrozen reports whether the hook of a dump has frozen again what the engine had frozen. From then on
+// the freezers are as the engine left them, or as criu or the engine has set them since.
+func (r *Record) Refrozen() bool {
+	return slices.Contains([]Step{StepManifest, StepDumping, StepPublish, StepTransferring, StepDumped}, r.Step)
 }
 
 // ResumedOutcome returns the outcome of a session whose processes are back.

@@ -337,14 +337,15 @@ func TestASessionThatCannotBeReadIsNotTakenForNone(t *testing.T) {
 	}
 }
 
-// From criu's work on, the freezers are others' to set: also while the image gets its name.
-func TestADumpIsHandedOverOnceCriuIsAtWork(t *testing.T) {
-	before := []Step{StepNone, StepLock, StepStop, StepPark, StepChildren, StepTrace, StepCheckpoint, StepRelease, StepDevices, StepCopy, StepDrop, StepFreeze, StepManifest}
-	after := []Step{StepDumping, StepPublish, StepTransferring, StepDumped}
+// Once the hook has frozen again what the engine had frozen, the freezers are others' to set: also while the image gets its
+// name.
+func TestTheFreezersAreTheEnginesOnceTheyAreFrozenAgain(t *testing.T) {
+	before := []Step{StepNone, StepLock, StepStop, StepPark, StepChildren, StepTrace, StepCheckpoint, StepRelease, StepDevices, StepCopy, StepDrop, StepFreeze}
+	after := []Step{StepManifest, StepDumping, StepPublish, StepTransferring, StepDumped}
 	for i, step := range append(before, after...) {
 		r := Record{Kind: KindDump, Step: step}
-		if got, want := r.HandedOver(), i >= len(before); got != want {
-			t.Errorf("at step %q the dump is handed over: %t, want %t", step, got, want)
+		if got, want := r.Refrozen(), i >= len(before); got != want {
+			t.Errorf("at step %q they are frozen again: %t, want %t", step, got, want)
 		}
 	}
 }

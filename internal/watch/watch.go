@@ -224,7 +224,7 @@ func awaitResume(ctx context.Context, s *session.Session) error {
 	if err := session.StopMembers(&s.Record); err != nil {
 		return err
 	}
-	if !s.HandedOver() {
+	if !s.Refrozen() { // once it is, the engine may have thawed it since
 		freezing, cancel := context.WithTimeout(ctx, s.Env.Config.Lock.Timeout)
 		defer cancel()
 		if err := engine.FreezeAll(freezing, s.Paused); err != nil {

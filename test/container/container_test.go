@@ -6,6 +6,7 @@ package container
 import (
 	"fmt"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -179,6 +180,28 @@ func TestAPausedContainerStaysPausedIfTheHookFails(t *testing.T) {
 			})
 		})
 	}
+}
+
+// The watcher may get a CPU only after the engine has resumed the container. It must not freeze it again then: nobody
+// would know that it is paused.
+func TestASlowWatcherDoesNotPauseAContainerThatWasResumed(t *testing.T) {
+	onBoth(t, func(t *testing.T) {
+		host := testenv.NewHost(t, 1)
+		signalWatcher := func(name string) string { return testenv.Script(t, "pkill -"+name+" -f 'cucriu-hook watch '") }
+		host.UseFailpoint("dump.manifest=run " + signalWatcher("STOP") + "+kill")
+		container := host.StartContainer([]int{0}, 1)
+		container.Pause()
+		if run := container.TryCheckpoint(); run.Err == nil {
+			t.Fatal("the checkpoint succeeded")
+		}
+		wantPaused(t, container)
+		container.Resume()
+		if out, err := exec.Command(signalWatcher("CONT")).CombinedOutput(); err != nil {
+			t.Fatalf("%v: %s", err, out)
+		}
+		container.Runs()
+		host.WaitOutcome("running")
+	})
 }
 
 func TestTheContainerIsPutBackAsFoundIfCriuFails(t *testing.T) {
