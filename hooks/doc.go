@@ -61,8 +61,8 @@
 // The watcher waits until criu has ended. A process that lives is restored, or ended if criu was
 // interrupted while it ended the job beside a complete image; one that has gone was dumped, if post-dump
 // was reached, and has ended otherwise (dumpVerdict in internal/watch). It is started before the first
-// process is touched, because this program, too, may be killed at any step. It leaves a paused container paused, and restores the GPU state when the engine resumes
-// it.
+// process is touched, because this program, too, may be killed at any step. It leaves a paused container
+// paused, and restores the GPU state when the engine resumes it.
 //
 // # Restore
 //
@@ -71,8 +71,9 @@
 //	pre-resume   SIGSTOP every process: queued, nothing runs before it takes effect; put back the
 //	             CPUs, I/O priority and timer slack of threads
 //	post-resume  all tasks are restored and in the group-stop: the GPU map of the journal, planned again for
-//	             the GPUs that these processes see; the one way back; a failure → kill the tree: the image is unchanged, and a half-restored job must not run; and kill
-//	             criu, so that a container engine sees a failure
+//	             the GPUs that these processes see; the one way back; a failure → kill the tree: the
+//	             image is unchanged, and a half-restored job must not run; and kill criu, so that a
+//	             container engine sees a failure
 //
 // A restore that was cut off is brought forward, or its tree killed, by the watcher and by recover.
 //
