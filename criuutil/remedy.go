@@ -14,7 +14,7 @@ type knownError struct {
 }
 
 const (
-	remedyTaken     = "the image needs the pid $1, which is in use here: end its process (it may be the job itself), or restore in a pid namespace of its own (unshare --pid --fork --mount-proc cucriu restore --foreground -D DIR)"
+	remedyTaken     = "the image needs the pid $1, which is in use here: end that process (if it is the job itself, only to go back to this image), or restore in a pid namespace of its own (unshare --pid --fork --mount-proc cucriu restore --foreground -D DIR)"
 	remedySession   = "the restoring shell has a number that the image needs for a process: restore from another session, as in: setsid -w cucriu restore …"
 	remedyNoImage   = "the directory does not hold a complete criu image: name the one that the dump has written (cucriu check -D DIR says what is missing)"
 	remedyShellJob  = "the job belongs to a shell's session or terminal: give -j (--shell-job) to the dump and to the restore; if it uses a terminal, restore from one"

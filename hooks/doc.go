@@ -51,7 +51,8 @@
 //	manifest    write it into the image directory, atomically
 //
 // criu then seizes and dumps. At post-dump, before criu ends the processes or lets them continue,
-// every process of the manifest must still be there, and the image must be as it was written. At
+// every process of the manifest must still be there, and the image must be as it was written; then it is
+// synced, and gets its name (publish). Of a tree without CUDA only the commands do that. At
 // post-dump and at network-unlock, before criu lets go of the processes, they get a SIGSTOP: a
 // process that was only frozen must not run checkpointed when it is thawed.
 //

@@ -120,6 +120,12 @@ func noArguments(cmd *cobra.Command, args []string) error {
 			return fmt.Errorf("%w: a value that an option can do without follows \"=\": %s", err, strings.Join(optional, " or "))
 		}
 		if _, notPID := parsePID(args[0]); notPID == nil {
+			switch cmd.Name() {
+			case "status":
+				return fmt.Errorf("argument %q: %s takes no process: it shows all of them, and cucriu state -p %[1]s one", args[0], cmd.CommandPath())
+			case "recover":
+				return fmt.Errorf("argument %q: %s takes no process: it recovers every job that needs it", args[0], cmd.CommandPath())
+			}
 			for _, name := range []string{"tree", "pid"} {
 				if flag := cmd.Flags().Lookup(name); flag != nil && !flag.Changed {
 					return fmt.Errorf("%w: specify a process with -%s %s", err, flag.Shorthand, args[0])

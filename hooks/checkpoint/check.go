@@ -134,7 +134,7 @@ func explainTaken(runDir, dir string, taken preflight.Findings) preflight.Findin
 	all, _ := journal.List(runDir) // without them they are still in use
 	for i, f := range taken {
 		for _, s := range all {
-			if s.ImageDir != dir || s.Outcome != journal.OutcomeRunning || s.Root == nil || s.Root.PID != f.PID {
+			if dir != s.ImageDir && dir != s.PublishedDir || s.Outcome != journal.OutcomeRunning || s.Root == nil || s.Root.PID != f.PID {
 				continue
 			}
 			if gone, err := session.Gone(*s.Root); err != nil || gone {

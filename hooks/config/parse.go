@@ -302,7 +302,7 @@ func parseLevel(text string) (slog.Level, error) {
 
 const versionRemedy = `begin it with "version: 1"`
 
-const fieldsRemedy = "see docs/configuration.md for the fields, with examples"
+const fieldsRemedy = "see docs/configuration.md (installed in share/doc/cucriu) for the fields, with examples"
 
 // entry returns the name that errors use for an entry of a list.
 func entry(list string, i int) string { return fmt.Sprintf("%s[%d]", list, i) }

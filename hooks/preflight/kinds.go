@@ -148,7 +148,7 @@ var topics = []Topic{
 		{FindingOtherUser, refuses, "a process belongs to another user or group, and CRIU can dump it only with CAP_SYS_RESOURCE", "add it to the container or service (--cap-add SYS_RESOURCE), or run the job as the user who dumps it", forced},
 		{FindingUNIXSocket, refuses, "a UNIX stream connection to a process outside the tree: [more](#unix-socket)", "let the job close the connection, or dump the tree that holds both ends; if it is the job's output (systemd, journald), send that to a file", forced},
 		{FindingOutsidePipe, warns, "a warning: a pipe connects the job to a process outside the tree: [more](#outside-pipe)", "let the job use a file instead", !forced},
-		{FindingParent, warns, "a warning: the root was started by a program of its process group (torchrun, Python's subprocess), which is left behind and sees it end", "dump that program (-t) to take the whole job", !forced},
+		{FindingParent, refuses, "the root was started by a program of its process group (torchrun, Python's subprocess), which would stay behind and see it end. A warning if nothing else below that program uses CUDA", "dump that program (-t) to take the whole job", forced},
 		{FindingCUDA, informs, "the GPUs that a CUDA process sees, and the memory that it holds on them", "", !forced},
 		{FindingFrozen, informs, "a control group has frozen the process; a dump thaws it temporarily", "", !forced},
 		{FindingStopped, informs, "the process was already stopped, and stays stopped", "", !forced},
@@ -162,7 +162,7 @@ var topics = []Topic{
 	}},
 	{"**The image**", []Kind{
 		{FindingImage, refuses, "what the image contains; an error if there is none, or it is incomplete or damaged", "copy the image again from its source, or restore another one", !forced},
-		{FindingPIDTaken, refuses, "a process of this host uses a pid, process group or session ID of the image; often it is the job itself. Images with a pid namespace of their own need none", "end it (it may be the job itself), or restore in a pid namespace of its own (unshare --pid --fork --mount-proc cucriu restore --foreground -D DIR)", !forced},
+		{FindingPIDTaken, refuses, "a process of this host uses a pid, process group or session ID of the image; often it is the job itself. Images with a pid namespace of their own need none", "end that process (if it is the job itself, only to go back to this image), or restore in a pid namespace of its own (unshare --pid --fork --mount-proc cucriu restore --foreground -D DIR)", !forced},
 		{FindingTerminal, refuses, "the job has a terminal, but the restore has none on its standard input", "restore from a terminal, or with a new one, as in: script -qc 'cucriu restore …' /dev/null", !forced},
 		{FindingDriverVersion, refuses, "the image was made with another driver version, whose state is part of it", "restore on a host with the same driver version", !forced},
 		{FindingGPUMap, refuses, "too few GPUs, another model, or contradicting rules of the [GPU map](configuration.md#the-gpu-map)", "`cucriu map -D DIR` explains the plan", !forced},

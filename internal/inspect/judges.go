@@ -8,8 +8,10 @@ import (
 	"runtime"
 	"slices"
 	"strconv"
+	"strings"
 	"time"
 
+	"github.com/prometheus/procfs"
 	"golang.org/x/sys/unix"
 
 	"cucriu/hooks/preflight"
@@ -59,8 +61,10 @@ func (s *snapshot) judge() preflight.Findings {
 	return slices.Concat(slices.Concat(each...), s.removedFindings(), s.sharingFindings(), s.parentFindings())
 }
 
-// parentFindings warn of a launcher that is left behind. Unlike a shell's job, what a program has started is in
-// the process group of that program. Whoever dumps the tree, or what has started that, is meant to stay.
+// parentFindings warn of a launcher that is left behind, and refuse if others of its tree have libcuda: then the job is more
+// than what is dumped.
+// Unlike a shell's job, what a program has started is in the process group of that program. Whoever dumps the tree, or
+// what has started that, is meant to stay.
 func (s *snapshot) parentFindings() preflight.Findings {
 	root := s.looks[0]
 	parent := root.status.PPID
@@ -83,9 +87,19 @@ func (s *snapshot) parentFindings() preflight.Findings {
 	if err != nil {
 		return nil
 	}
-	return preflight.Findings{root.about(preflight.New(preflight.FindingParent,
-		fmt.Sprintf("is a child of process %d (%s), which is not dumped and sees it end", parent, launcher.Name),
+	find := preflight.Warning
+	family, _ := proc.Tree(parent)
+	if slices.ContainsFunc(family, func(pid int) bool { return !slices.Contains(s.pids, pid) && hasLibcuda(pid) }) {
+		find = preflight.New
+	}
+	return preflight.Findings{root.about(find(preflight.FindingParent,
+		fmt.Sprintf("is a child of process %d (%s), which would stay behind and see it end", parent, launcher.Name),
 		fmt.Sprintf("dump the whole job with -t %d", parent)))}
+}
+
+func hasLibcuda(pid int) bool {
+	mappings, _ := proc.Mappings(pid) // of one that has ended there are none
+	return slices.ContainsFunc(mappings, func(m *procfs.ProcMap) bool { return strings.HasPrefix(filepath.Base(m.Pathname), "libcuda.so") })
 }
 
 // lasts reports whether something stays true for a second. What is true for a moment only, as

@@ -273,7 +273,7 @@ func takenFindings(holders map[int]proc.Holder) preflight.Findings {
 		holder := holders[first]
 		message, remedy := fmt.Sprintf("has a %s that the image needs", holder.As), ""
 		if n := len(ids) - 1; n > 0 {
-			message += fmt.Sprintf(" (and %s of the image)", units.Count(n, "more ID"))
+			message += fmt.Sprintf(" (and %s of its threads and groups)", units.Count(n, "more ID"))
 		}
 		if holder.Ended {
 			message = fmt.Sprintf("has ended, but is not yet reaped by PID %d, and has a %s that the image needs", holder.PPID, holder.As)

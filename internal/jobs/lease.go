@@ -152,7 +152,7 @@ func (s *lease) lock(ctx context.Context, folder string) error {
 		switch {
 		// A child that a killed supervisor was just starting has its sockets and locks a moment longer.
 		case err == nil && l.PID != 0 && !isEnding(l.PID):
-			return fault.Because(store.ErrBusy, fmt.Sprintf("%s already runs here, under cucriu run (process %d)", l.Name, l.PID), fmt.Sprintf("cucriu jobs show %s; to end it, cucriu jobs stop %[1]s", l.Name))
+			return fault.Because(store.ErrBusy, fmt.Sprintf("%s already runs here, under cucriu run (process %d)", l.Name, l.PID), fmt.Sprintf("to see it, cucriu jobs show %s; to end it, cucriu jobs stop %[1]s", l.Name))
 		case time.Since(begin) > claimPatience:
 			return fmt.Errorf("%s: %w by another process", lock.Path(), store.ErrBusy)
 		case ctx.Err() != nil:

@@ -66,7 +66,7 @@ func loadRecord(path string) (r record, err error) {
 		return record{}, fault.Because(damage, fmt.Sprintf("record %s is damaged (%v)", path, damage), "restore it from a backup; or, if the job has not finished, move it away and name the command to cucriu run again: the job resumes from its checkpoints")
 	}
 	if errors.Is(err, unix.ENOTDIR) {
-		return record{}, fmt.Errorf("%s is not a directory: specify the directory of a job", filepath.Dir(path))
+		return record{}, fault.Because(unix.ENOTDIR, filepath.Dir(path)+" is not a directory", "specify the directory of a job")
 	}
 	if err != nil {
 		return record{}, fmt.Errorf("the job's record %s: %w", path, err)

@@ -73,7 +73,8 @@ type Record struct {
 	Restored     bool          `json:"restored"`              // no process is checkpointed any more, so none has to be stopped
 	Members      []Member      `json:"members"`               // the CUDA processes
 	Ancestors    []proc.Ident  `json:"ancestors,omitempty"`   // processes above the members, without those that were already stopped
-	// Others are the processes without CUDA that a restore holds back until the GPU state is restored.
+	// Others are the processes without CUDA that a dump has stopped, or that a restore holds back until the
+	// GPU state is restored.
 	Others []proc.Ident `json:"others,omitempty"`
 	// Children are the processes of which a dump borrows a thread, to take from them what they
 	// inherited of the driver.

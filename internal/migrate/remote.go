@@ -69,6 +69,9 @@ func connect(ctx context.Context, o *Options, id, fingerprint string) (*remote, 
 			if cmd.ProcessState.ExitCode() == refused {
 				return nil, fmt.Errorf("cucriu on %s refused, as it says above; if it must run as root there: --to root@%[1]s, or --remote-cucriu \"sudo cucriu\"", o.Host)
 			}
+			if cmd.ProcessState.ExitCode() == notFound {
+				return nil, fmt.Errorf("%s is not found on %s, in the PATH of a command that ssh runs: install it there, or specify where it is with --remote-cucriu /path/to/cucriu", strings.Fields(o.Remote)[0], o.Host)
+			}
 			try := strings.Join(slices.Concat(o.RSH, []string{o.Host}, strings.Fields(o.Remote), []string{"--version"}), " ")
 			return nil, fmt.Errorf("cannot start cucriu on %s (exit %d); try: %s", o.Host, cmd.ProcessState.ExitCode(), try)
 		}
@@ -77,8 +80,10 @@ func connect(ctx context.Context, o *Options, id, fingerprint string) (*remote, 
 	return r, nil
 }
 
-// refused is the exit status of a cucriu that has touched nothing.
-const refused = 3
+const (
+	refused  = 3   // the exit status of a cucriu that has touched nothing
+	notFound = 127 // that of a shell that does not find it
+)
 
 // boundAnswer bounds how long the destination may take to answer, unless ssh may be asking for a
 // password.

@@ -131,7 +131,8 @@ func TestLockedMemoryThatTheKernelCannotDropIsLeftToCriu(t *testing.T) {
 	})
 }
 
-// TestALauncherThatIsLeftBehindIsNamed, and a shell that has started a job is none.
+// TestALauncherThatIsLeftBehindIsNamed, and a shell that has started a job is none. If it has other
+// workers with CUDA, the dump of one of them is refused.
 func TestALauncherThatIsLeftBehindIsNamed(t *testing.T) {
 	testenv.Isolated(t, func(t *testing.T) {
 		host := testenv.NewHost(t, 1)
@@ -145,5 +146,11 @@ func TestALauncherThatIsLeftBehindIsNamed(t *testing.T) {
 		if found := testenv.Check(t, host, "-t", job.Root()); found.Has(preflight.FindingParent) {
 			t.Errorf("check of the whole job: %+v", found)
 		}
+
+		pair := host.Start(2, "--procs", "2")
+		child := testenv.JobOf(t, pair.MustStatus(1).PID)
+		testenv.Refused(t, host, child, preflight.FindingParent, t.TempDir())
+		pair.Runs()
+		testenv.Exits(t, host, 0, "dump", "-t", child.Root(), "-D", testenv.NewImages(t), "--force", preflight.FindingParent, "-R")
 	})
 }

@@ -93,6 +93,10 @@ func TestMistakesAboutWhatToRestore(t *testing.T) {
 			mistake{"twice, relative", restore("./images/"), refused, "and runs: nothing is left to do; to restore the image once more, end the job first"},
 			mistake{"check of what still runs", []string{"check", "-D", "images"}, refused, "1 blocking finding: pid-taken"},
 		)
+		if stdout, stderr, status := b.run(t, "dump", "-t", other.Root(), "-D", "left", "-R"); status != 0 {
+			t.Fatalf("%s%s", stdout, stderr)
+		}
+		b.make(t, mistake{"beside the job that the dump left running", restore("left"), refused, "is the job itself, which the dump at "})
 		other.Runs()
 	})
 }

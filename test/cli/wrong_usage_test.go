@@ -130,6 +130,8 @@ func TestWrongUsage(t *testing.T) {
 		{"a word that is none of an option's", `for "--tcp" flag: want one of refuse, close, keep`, []string{"migrate", "-t", "1", "--to", "b", "--tcp", "drop"}},
 		{"migrate a tree and a long job", "-t and --job cannot be combined", []string{"migrate", "-t", "1", "--job", "train", "--to", "b"}},
 		{"recover of one process", "it recovers all jobs of this host", []string{"recover", "-p", pid}},
+		{"status of a process", `argument "4711": cucriu status takes no process`, []string{"status", "4711"}},
+		{"recover of a process", `argument "4711": cucriu recover takes no process`, []string{"recover", "4711"}},
 		{"recover in two ways", "--take and --drop cannot be combined", []string{"recover", "--take", "a", "--drop", "a"}},
 		{"recover argument", `argument "extra"`, []string{"recover", "extra"}},
 		{"inspect no image", "name one image directory", []string{"inspect"}},

@@ -49,7 +49,7 @@ func TestWhatCannotMoveIsRefused(t *testing.T) {
 			"who runs a long job":       {[]string{"-t", supervisorOf(t, p.A), "--to", "b"}, 3, "belongs to the long job train, which moves as a whole: cucriu migrate --job train --to b\n"},
 			"no long job":               {[]string{"--job", "nothing", "--to", "b"}, 3, `no job on this host is named "nothing"`},
 			"nobody reachable":          {[]string{"-t", w.Root(), "--to", "nobody"}, 3, "cannot start cucriu on nobody (exit 255); try: ssh nobody cucriu --version"},
-			"without cucriu there":      {[]string{"-t", w.Root(), "--to", "b", "--remote-cucriu", "/nothing/cucriu"}, 3, "cannot start cucriu on b (exit 127); try: ssh b /nothing/cucriu --version"},
+			"without cucriu there":      {[]string{"-t", w.Root(), "--to", "b", "--remote-cucriu", "/nothing/cucriu"}, 3, "/nothing/cucriu is not found on b, in the PATH of a command that ssh runs: install it there, or specify where it is with --remote-cucriu"},
 			"not root there":            {[]string{"-t", w.Root(), "--to", "b", "--remote-cucriu", "setpriv --reuid 65534 --clear-groups cucriu"}, 3, "cucriu on b refused, as it says above; if it must run as root there: --to root@b"},
 			"a shell that fails":        {[]string{"--job", "train", "--to", "b", "--rsh", "false"}, 3, "cannot start cucriu on b (exit 1); try: false b cucriu --version"},
 			"a shell that does nothing": {[]string{"--job", "train", "--to", "b", "--rsh", "true"}, 3, "cannot start cucriu on b (exit 0); try: true b cucriu --version"},

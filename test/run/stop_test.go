@@ -110,12 +110,14 @@ func (w *world) victims(k who) []int {
 	return found
 }
 
-// kills kills them, and reports whether there was any.
+// kills kills them, and reports whether there was any. None of them gets to react to the end of another.
 func (w *world) kills(k who) bool {
 	w.t.Helper()
 	victims := w.victims(k)
-	for _, pid := range victims {
-		_ = unix.Kill(pid, unix.SIGKILL)
+	for _, sig := range []unix.Signal{unix.SIGSTOP, unix.SIGKILL} {
+		for _, pid := range victims {
+			_ = unix.Kill(pid, sig)
+		}
 	}
 	return len(victims) > 0
 }

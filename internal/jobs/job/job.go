@@ -28,7 +28,7 @@ type NotStartedError struct {
 	Status int
 }
 
-func (e *NotStartedError) Error() string { return "start the job: " + e.Err.Error() }
+func (e *NotStartedError) Error() string { return "cannot start the job: " + e.Err.Error() }
 
 func (e *NotStartedError) Unwrap() error { return e.Err }
 
