@@ -53,7 +53,7 @@ func jobArgument(least, most int) cobra.PositionalArgs {
 		case most == 0 && len(args) > 1 && cmd.Name() == "rm":
 			return fmt.Errorf("argument %q: rm removes a whole job; cucriu jobs prune %s --keep N removes checkpoints", args[1], args[0])
 		case most >= 0 && len(args)-1 > most:
-			return fmt.Errorf("argument %q: it takes %s", args[most+1], []string{"a job only", "a job and one checkpoint"}[most])
+			return fmt.Errorf("argument %q: %s takes %s", args[most+1], cmd.CommandPath(), []string{"a job only", "a job and one checkpoint"}[most])
 		}
 		return nil
 	}

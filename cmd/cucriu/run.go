@@ -31,7 +31,7 @@ func runCommand() *cobra.Command {
 	var long jobs.Options
 	var check func(args []string) error
 	cmd := &cobra.Command{
-		Use:   "run --dir DIR [--] COMMAND [ARG...]",
+		Use:   "run --dir DIR [flags] [--] COMMAND [ARG...]",
 		Short: "Run a long job: start it, checkpoint it, resume from the newest checkpoint",
 		Long: `Run a long job. If DIR holds no checkpoint of it, COMMAND is started; otherwise the
 job resumes from the newest complete checkpoint. So the same command line serves the
@@ -83,7 +83,10 @@ Without CAP_SYS_ADMIN, set-user-id programs such as sudo gain no rights then.`,
 			return nil, cobra.ShellCompDirectiveDefault // files
 		},
 		RunE: func(cmd *cobra.Command, args []string) error {
+			late := misplaced(cmd, args)
 			switch {
+			case late != "" && !noCheckpoints && long.Dir == "":
+				return usageError{fmt.Errorf("%s stands after COMMAND, and so belongs to it: put cucriu's own options before COMMAND", late)}
 			case noCheckpoints && long.Dir != "":
 				return usageError{errors.New("--no-checkpoints and --dir cannot be combined")}
 			case !noCheckpoints && long.Dir == "":
@@ -99,6 +102,9 @@ Without CAP_SYS_ADMIN, set-user-id programs such as sudo gain no rights then.`,
 			})
 			if noCheckpoints && len(idle) > 0 {
 				return usageError{fmt.Errorf("%s has no effect with --no-checkpoints: leave it out, or use --dir", strings.Join(idle, ", "))}
+			}
+			if late != "" {
+				say(fmt.Sprintf("warning: %s stands after COMMAND, and is passed to it; an option of cucriu run goes before COMMAND (and -- before COMMAND says that none is meant)", late))
 			}
 			hook, err := newHook()
 			if err != nil {
@@ -121,6 +127,21 @@ Without CAP_SYS_ADMIN, set-user-id programs such as sudo gain no rights then.`,
 	pidFileFlag(cmd, &pidFile, "with --no-checkpoints: write the pid of the job to this file")
 	check = addLongFlags(cmd, &long)
 	return cmd
+}
+
+// misplaced returns the first option of a command that looks like one of cucriu run's own, "" if there is none, or if the
+// user has said by -- where the command begins.
+func misplaced(cmd *cobra.Command, args []string) string {
+	if cmd.ArgsLenAtDash() >= 0 {
+		return ""
+	}
+	for _, arg := range args {
+		name, _, _ := strings.Cut(arg, "=")
+		if name, is := strings.CutPrefix(name, "--"); is && cmd.Flags().Lookup(name) != nil {
+			return "--" + name
+		}
+	}
+	return ""
 }
 
 // runJob runs a job until it ends, and returns its exit status as an error.

@@ -177,6 +177,8 @@ func advice(cmd *cobra.Command, err error) string {
 		return ": specify a process with -t"
 	case has("pid") && slices.Contains([]string{"t", "tree"}, name):
 		return ": specify a process with -p"
+	case cmd.Name() == "restore" && slices.Contains([]string{"p", "pid", "t", "tree"}, name):
+		return ": the image names its processes, so leave it out"
 	case cmd.Name() == "recover" && slices.Contains([]string{"p", "pid", "t", "tree"}, name):
 		return ": it recovers all jobs of this host, so name no process"
 	case slices.Contains([]string{"D", "images-dir", "dir"}, name) && strings.HasPrefix(argument, "DIR"):
@@ -195,11 +197,15 @@ func advice(cmd *cobra.Command, err error) string {
 	// cobra knows which of several names are near.
 	names := &cobra.Command{}
 	cmd.Flags().VisitAll(func(flag *pflag.Flag) {
-		if !flag.Hidden {
+		if !flag.Hidden && !flag.Changed {
 			names.AddCommand(&cobra.Command{Use: flag.Name, Run: func(*cobra.Command, []string) {}})
 		}
 	})
-	return didYouMean(names, "--", name)
+	near := didYouMean(names, "--", name)
+	if near == "" && cmd.Name() == "run" {
+		return ": options of the job's own program go after COMMAND"
+	}
+	return near
 }
 
 // didYouMean names the subcommands of a command whose names are near, after a prefix; "" if none is.

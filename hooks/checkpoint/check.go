@@ -125,31 +125,7 @@ func imageFindings(ctx context.Context, hook *hooks.Hook, dir string, check file
 		return findings, err
 	}
 	taken, err := inspect.TakenPIDs(ctx, tree.Numbers(), func(text string) { hook.Filled().Log.Warn(text) })
-	return append(explainTaken(hook.Config.RunDir, dir, taken), findings...), err
-}
-
-// explainTaken has the findings about pids in use say so if it is the job itself that has them: one that was restored
-// from the image, or that its dump left running.
-func explainTaken(runDir, dir string, taken preflight.Findings) preflight.Findings {
-	all, _ := journal.List(runDir) // without them they are still in use
-	for i, f := range taken {
-		for _, s := range all {
-			if dir != s.ImageDir && dir != s.PublishedDir || s.Outcome != journal.OutcomeRunning || s.Root == nil || s.Root.PID != f.PID {
-				continue
-			}
-			if gone, err := session.Gone(*s.Root); err != nil || gone {
-				continue
-			}
-			at := s.Created.Local().Format(time.TimeOnly)
-			switch s.Kind {
-			case journal.KindRestore:
-				taken[i].Message, taken[i].Remedy = "is the job itself, which was restored from this image at "+at+" and runs", "nothing is left to do; to restore the image once more, end the job first"
-			case journal.KindDump:
-				taken[i].Message, taken[i].Remedy = "is the job itself, which the dump at "+at+" left running", "end the job before you restore it"
-			}
-		}
-	}
-	return taken
+	return append(hook.ExplainTaken(dir, taken), findings...), err
 }
 
 // FileFindings finds the files and directories of an image that are not here as they were at the dump.

@@ -97,7 +97,7 @@ func (m *maker) obey(rules []Rule) error {
 		}
 		old := m.captured[from]
 		if to == none {
-			return refuse("name another one, or make its device node visible to the restored processes",
+			return refuse("name another one; a GPU is listed only if its device node is visible here",
 				"%v: there is no GPU with %v here: cucriu gpus lists %s, from index 0 on", r, r.To, units.Count(len(m.visible), "GPU"))
 		}
 		now := m.visible[to]

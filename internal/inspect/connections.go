@@ -126,8 +126,8 @@ func (s *snapshot) oneSidedPipes() []oneSidedPipe {
 func (p oneSidedPipe) finding(other *file) preflight.Finding {
 	if p.writes {
 		return p.of.about(preflight.New(preflight.FindingOutsidePipe,
-			fmt.Sprintf("writes into a pipe (descriptor %s) to %s, which is outside the tree: cucriu restore connects it to its own standard output instead", p.number, processName(other.of.pid)),
-			fmt.Sprintf("restore with cucriu restore; plain criu restore needs --inherit-fd 'fd[1]:%s', otherwise the job dies at its next write", p.link)))
+			fmt.Sprintf("writes into a pipe (descriptor %s) to %s, which is outside the tree; cucriu restore replaces that pipe by the standard output of cucriu restore", p.number, processName(other.of.pid)),
+			fmt.Sprintf("with plain criu restore, give --inherit-fd 'fd[1]:%s', or the job dies at its next write", p.link)))
 	}
 	return p.of.about(preflight.New(preflight.FindingOutsidePipe,
 		fmt.Sprintf("reads from a pipe (descriptor %s) from %s, which is outside the tree: after a restore it reads end of file", p.number, processName(other.of.pid)),

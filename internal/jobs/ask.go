@@ -30,7 +30,7 @@ func NoSupervisor(job Local) error {
 	case StateMoved:
 		meaning, remedy = "has "+job.Describe(), "run this there"
 	case StateStopped:
-		meaning, remedy = "was stopped by user", "nothing of it runs here; the same cucriu run resumes it"
+		meaning, remedy = "was stopped with cucriu jobs stop, and does not run", "to resume it, cucriu run --dir "+job.Dir
 	case StateFinished:
 		meaning, remedy = "has finished", "there is nothing to do"
 	}

@@ -116,7 +116,7 @@ func TestThereIsNoSupervisorToAsk(t *testing.T) {
 	for state, says := range map[State]string{
 		StateUnattended: "run the same cucriu run command again to resume supervision",
 		StateFinished:   "has finished",
-		StateStopped:    "was stopped by user: nothing of it runs here",
+		StateStopped:    "was stopped with cucriu jobs stop, and does not run: to resume it, cucriu run --dir /D",
 		StateGone:       "does not run on this host",
 		"":              "does not run on this host",
 	} {

@@ -86,6 +86,30 @@ func (env *Env) Refuse(findings preflight.Findings) error {
 	return findings.Err()
 }
 
+// ExplainTaken has the findings about pids in use say so if it is the job itself that has them: one that was
+// restored from the image, or that its dump left running.
+func (env *Env) ExplainTaken(imageDir string, taken preflight.Findings) preflight.Findings {
+	all, _ := journal.List(env.Filled().Config.RunDir) // without them they are still in use
+	for i, f := range taken {
+		for _, s := range all {
+			if imageDir != s.ImageDir && imageDir != s.PublishedDir || s.Outcome != journal.OutcomeRunning || s.Root == nil || s.Root.PID != f.PID {
+				continue
+			}
+			if gone, err := Gone(*s.Root); err != nil || gone {
+				continue
+			}
+			at := s.Created.Local().Format(time.TimeOnly)
+			switch s.Kind {
+			case journal.KindRestore:
+				taken[i].Message, taken[i].Remedy = "is the job itself, which was restored from this image at "+at+" and runs", "nothing is left to do; to restore the image once more, end the job first"
+			case journal.KindDump:
+				taken[i].Message, taken[i].Remedy = "is the job itself, which the dump at "+at+" left running", "end the job before you restore it"
+			}
+		}
+	}
+	return taken
+}
+
 // SessionFindings says which open session of the journal is in the way of a dump of the tree below
 // root. A suspend refuses the dump, and so does a dump that will end the job. It waits for any other
 // session, for a while.

@@ -33,7 +33,7 @@ func (c *call) preRestore(ctx context.Context) (err error) {
 		return preflight.Findings{preflight.Found(preflight.FindingImage, err)}.Err()
 	}
 	if c.stage.Client == nil { // cucriu restore has looked already
-		if err := refuseTakenPIDs(ctx, c.Env, c.stage.ImageDir); err != nil {
+		if err := c.refuseTakenPIDs(ctx); err != nil {
 			return err
 		}
 	}
@@ -119,15 +119,19 @@ func freeAddresses(ctx context.Context, log *slog.Logger, imageDir string) error
 
 // refuseTakenPIDs refuses a restore that needs pids which are in use. criu would find that only when it
 // creates the processes.
-func refuseTakenPIDs(ctx context.Context, env *session.Env, imageDir string) error {
-	tree, err := criuimage.ReadTree(imageDir)
+func (c *call) refuseTakenPIDs(ctx context.Context) error {
+	tree, err := criuimage.ReadTree(c.stage.ImageDir)
 	if err != nil || tree.OwnPIDs {
 		return nil // criu itself judges its images, which may be streamed
 	}
-	findings, err := inspect.TakenPIDs(ctx, tree.Numbers(), func(text string) { env.Log.Warn(text) })
+	findings, err := inspect.TakenPIDs(ctx, tree.Numbers(), func(text string) { c.Log.Warn(text) })
+	if err != nil {
+		return err
+	}
+	name, err := c.stage.imagePath()
 	if err != nil {
 		return err
 	}
 	self := os.Getpid() // as an action script we have ended by then
-	return env.Refuse(slices.DeleteFunc(findings, func(f preflight.Finding) bool { return f.PID == self }))
+	return c.Refuse(c.ExplainTaken(name, slices.DeleteFunc(findings, func(f preflight.Finding) bool { return f.PID == self })))
 }

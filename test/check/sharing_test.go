@@ -75,6 +75,7 @@ func TestSharingThatBeginsDuringADumpIsRefused(t *testing.T) {
 					dir := filepath.Dir(job.Dirs[0])
 					root := job.Root()
 					if c.outside {
+						host.Setenv("CUCRIU_CONFIG", host.Config("version: 1\nforce: [parent]\n"))
 						root = strconv.Itoa(job.MustStatus(0).PID)
 					}
 					share := testenv.Script(t, fmt.Sprintf("touch %[1]s/share\nuntil [ -e %[1]s/shared ]; do sleep 0.01; done", dir))

@@ -390,7 +390,7 @@ func TestAStoppedJobGoesOnFromItsLastCheckpoint(t *testing.T) {
 		ticks := a.job.Ticks()
 		a.ends(85)
 		a.is("stopped by user")
-		a.cucriu(3, "was stopped by user: nothing of it runs here", "jobs", "stop", "train")
+		a.cucriu(3, "was stopped with cucriu jobs stop, and does not run", "jobs", "stop", "train")
 		a.run()
 		a.job.WaitTicks(ticks[0] + 1)
 		a.finish()

@@ -18,7 +18,7 @@ func RefuseDirectory(dir string) error {
 	if _, err := os.Lstat(filepath.Join(dir, RecordName)); err != nil || len(inspect.PresentFindings(dir)) == 0 {
 		return nil
 	}
-	return fault.New(dir+" is the directory of a long job", fmt.Sprintf("cucriu jobs verify %s, cucriu run --dir %[1]s resumes it", dir))
+	return fault.New(dir+" is the directory of a long job", fmt.Sprintf("to resume the job, cucriu run --dir %s; to verify its checkpoints, cucriu jobs verify %[1]s", dir))
 }
 
 // RefuseAlone refuses an image that is a checkpoint of a long job. What restores it must know the job,
