@@ -22,7 +22,7 @@ if bin/cucriu gpus >/dev/null 2>&1; then
 	pause=()
 else
 	driver='simulated (no NVIDIA driver on this machine)'
-	pause=(--tick-ms 0) # its GPUs compute on a CPU, and the job would rest nine times as long
+	pause=(--tick-ms 0) # its GPUs compute on a CPU, and the job would rest four times as long
 	eval "$(build/cudasim/cudasim-run --gpus 2 --root "$dir/host" 2>/dev/null)"
 fi
 gpus=$(bin/cucriu gpus --json | grep -o '"GPU-[0-9a-f-]*"' | sort -u | wc -l)
