@@ -130,7 +130,7 @@ test: build sim workload tools ## vet and all tests (PKGS=./hooks TESTFLAGS='-ru
 	CUCRIU_TEST_CRIU="$$(scripts/provide-criu.sh)" CUCRIU_TEST_CRIU_PLUGIN="$$(scripts/provide-criu-plugin.sh)" \
 		CUCRIU_TEST_RUNC="$$(scripts/provide-runc.sh)" \
 		CUCRIU_TEST_SSH="$$(scripts/provide-ssh.sh)" CUCRIU_TEST_IPTABLES="$$(scripts/provide-iptables.sh)" scripts/private-exec.sh --in-memory \
-		go test -count=1 -p 3 -timeout $(TEST_TIMEOUT) $(TESTFLAGS) $(PKGS)
+		go test -count=1 -p 2 -timeout $(TEST_TIMEOUT) $(TESTFLAGS) $(PKGS)
 
 .PHONY: test-all
 test-all: test lint image ## and engines, schedulers, fresh machines and soaks, for hours; installs Debian packages where one of these lacks them
@@ -143,7 +143,7 @@ soak: build sim workload tools ## jobs are dumped, suspended, run, migrated side
 	status=0; \
 	CUCRIU_TEST_CRIU="$$(scripts/provide-criu.sh)" CUCRIU_TEST_SSH="$$(scripts/provide-ssh.sh)" \
 		SOAK=$(SOAK) SEED=$(SEED) scripts/private-exec.sh \
-		go test -count=1 -p 3 -timeout 0 -v -run '^($(SOAK_TESTS))$$' ./test/soak ./test/run ./test/migrate >build/soak.log || status=$$?; \
+		go test -count=1 -p 2 -timeout 0 -v -run '^($(SOAK_TESTS))$$' ./test/soak ./test/run ./test/migrate >build/soak.log || status=$$?; \
 	grep -e ' soak: ' -e '--- FAIL' build/soak.log; \
 	exit $$status
 

@@ -25,7 +25,7 @@ const (
 )
 
 // Main is the TestMain of packages whose tests call [Isolated]. Three of these run at once, unless
-// sideBySide or go test's -parallel says it: they wait more than they compute, and `make test` runs three
+// sideBySide or go test's -parallel says it: they wait more than they compute, and `make test` runs two
 // packages at once. On a real machine they share its GPUs, and it is left to go test.
 func Main(m *testing.M, sideBySide ...int) {
 	if os.Getenv(roleVariable) == roleInit {
