@@ -88,12 +88,12 @@ func lockRanks(b *bench) (string, error) {
 	}
 	// A try succeeds if it meets both ranks between the same two collectives, which on a busy machine is rare.
 	const tries = 200
-	for range tries {
+	for try := range tries {
 		var calls [2]*pending
 		for i, pid := range pids {
 			calls[i] = b.begin(lock(500*time.Millisecond), pid)
 		}
-		have := 0
+		have, refused := 0, 0
 		for i, pid := range pids {
 			a, ok := calls[i].wait(patience)
 			if !ok {
@@ -102,6 +102,8 @@ func lockRanks(b *bench) (string, error) {
 			if a.result == success {
 				have++
 				defer func() { _ = b.bring(pid, running) }()
+			} else {
+				refused = i
 			}
 		}
 		if have == len(pids) {
@@ -112,7 +114,9 @@ func lockRanks(b *bench) (string, error) {
 				return "", err
 			}
 		}
-		time.Sleep(50 * time.Millisecond)
+		// Who was refused goes first, and no try meets the ranks where the one before did.
+		pids[0], pids[refused] = pids[refused], pids[0]
+		time.Sleep(time.Duration(10+try*7%50) * time.Millisecond)
 	}
 	return fmt.Sprintf("not in %d tries", tries), nil
 }
