@@ -143,7 +143,7 @@ soak: build sim workload tools ## jobs are dumped, suspended, run, migrated side
 	status=0; \
 	CUCRIU_TEST_CRIU="$$(scripts/provide-criu.sh)" CUCRIU_TEST_SSH="$$(scripts/provide-ssh.sh)" \
 		SOAK=$(SOAK) SEED=$(SEED) scripts/private-exec.sh \
-		go test -count=1 -p 2 -timeout 0 -v -run '^($(SOAK_TESTS))$$' ./test/soak ./test/run ./test/migrate >build/soak.log || status=$$?; \
+		go test -count=1 -p 3 -timeout 0 -v -run '^($(SOAK_TESTS))$$' ./test/soak ./test/run ./test/migrate >build/soak.log || status=$$?; \
 	grep -e ' soak: ' -e '--- FAIL' build/soak.log; \
 	exit $$status
 
