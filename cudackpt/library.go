@@ -43,7 +43,7 @@ func openLibrary(candidates []string) (library, error) {
 		reasons = append(reasons, reason)
 	}
 	failure.explained = *fault.Because(errors.Join(failure.Errs...), fmt.Sprintf("cannot load the NVIDIA driver's library (%s)", strings.Join(reasons, "; ")),
-		"install the NVIDIA driver on this host, or specify its library by path: driver.library in the configuration, or CUCRIU_LIBCUDA")
+		"install the NVIDIA driver on this host, or name its library by path")
 	return library{}, failure
 }
 

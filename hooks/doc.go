@@ -115,13 +115,12 @@
 //
 // # Who may touch a session
 //
-// The journal is written ahead of every step. It does not list what to undo: the step tells whether
-// anything may be checkpointed, and the driver and the files of the borrowed threads tell the rest. A
-// session belongs to its criu's hook and to its
-// watcher. Others may take it on only when criu and the watcher have gone, or after post-resume,
-// when the watcher alone has. Processes are known by their start times and their pid namespace. A
-// session that was begun in another pid namespace is left to the programs there; before a session
-// begins, the run directories of the host and of its sandboxes are looked into. A second call of a
-// stage by the same criu does nothing. In a pid namespace that criu has entered, the watcher does
-// the stages.
+// The journal is written ahead of every step. It does not list what to undo: the step tells
+// whether anything may be checkpointed, and the driver and the files of the borrowed threads tell
+// the rest. A session belongs to its criu's hook and to its watcher. Others may take it on only
+// when criu and the watcher have gone, or after post-resume, when the watcher alone has. Processes
+// are known by their start times and their pid namespace. A session that was begun in another pid
+// namespace is left to the programs there; before a session begins, the run directories of the
+// host and of its sandboxes are looked into. A second call of a stage by the same criu does
+// nothing. In a pid namespace that criu has entered, the watcher does the stages.
 package hooks

@@ -60,10 +60,12 @@ At the source of a long job, if the destination is gone permanently:
 				lines = append(lines, migrations...)
 				return errors.Join(err, migrateErr)
 			})
-			if len(lines) == 0 && err == nil {
-				lines = slices.Concat([]string{"nothing to recover"}, leftOpen(hook.Config.RunDir), leftLocked(cmd.Context(), hook))
-			}
-			return errors.Join(err, warned(show(cmd, recovered, func(out io.Writer) { io.WriteString(out, strings.Join(append(lines, ""), "\n")) })))
+			return errors.Join(err, warned(show(cmd, recovered, func(out io.Writer) {
+				if len(lines) == 0 && err == nil {
+					lines = slices.Concat([]string{"nothing to recover"}, leftOpen(hook.Config.RunDir), leftLocked(cmd.Context(), hook))
+				}
+				io.WriteString(out, strings.Join(append(lines, ""), "\n"))
+			})))
 		}),
 	}
 	flags := cmd.Flags()

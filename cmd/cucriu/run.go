@@ -85,8 +85,8 @@ Without CAP_SYS_ADMIN, set-user-id programs such as sudo gain no rights then.`,
 		RunE: func(cmd *cobra.Command, args []string) error {
 			late := misplaced(cmd, args)
 			switch {
-			case late != "" && !noCheckpoints && long.Dir == "":
-				return usageError{fmt.Errorf("%s stands after COMMAND, and so belongs to it: put cucriu's own options before COMMAND", late)}
+			case !noCheckpoints && long.Dir == "" && (slices.Contains(late, "--dir") || slices.Contains(late, "--no-checkpoints")):
+				return usageError{fmt.Errorf("%s stands after COMMAND, and so belongs to it: put cucriu's own options before COMMAND", strings.Join(late, ", "))}
 			case noCheckpoints && long.Dir != "":
 				return usageError{errors.New("--no-checkpoints and --dir cannot be combined")}
 			case !noCheckpoints && long.Dir == "":
@@ -103,8 +103,8 @@ Without CAP_SYS_ADMIN, set-user-id programs such as sudo gain no rights then.`,
 			if noCheckpoints && len(idle) > 0 {
 				return usageError{fmt.Errorf("%s has no effect with --no-checkpoints: leave it out, or use --dir", strings.Join(idle, ", "))}
 			}
-			if late != "" {
-				say(fmt.Sprintf("warning: %s stands after COMMAND, and is passed to it; an option of cucriu run goes before COMMAND (and -- before COMMAND says that none is meant)", late))
+			if len(late) > 0 {
+				say(fmt.Sprintf("warning: after COMMAND, %s is passed to it; options of cucriu run go before COMMAND (with -- before COMMAND, this is not said)", strings.Join(late, ", ")))
 			}
 			hook, err := newHook()
 			if err != nil {
@@ -129,19 +129,19 @@ Without CAP_SYS_ADMIN, set-user-id programs such as sudo gain no rights then.`,
 	return cmd
 }
 
-// misplaced returns the first option of a command that looks like one of cucriu run's own, "" if there is none, or if the
-// user has said by -- where the command begins.
-func misplaced(cmd *cobra.Command, args []string) string {
+// misplaced returns the options of the job's command that look like cucriu run's own; none if the user has said by --
+// where the command begins.
+func misplaced(cmd *cobra.Command, args []string) (options []string) {
 	if cmd.ArgsLenAtDash() >= 0 {
-		return ""
+		return nil
 	}
 	for _, arg := range args {
-		name, _, _ := strings.Cut(arg, "=")
-		if name, is := strings.CutPrefix(name, "--"); is && cmd.Flags().Lookup(name) != nil {
-			return "--" + name
+		option, _, _ := strings.Cut(arg, "=")
+		if name, is := strings.CutPrefix(option, "--"); is && cmd.Flags().Lookup(name) != nil {
+			options = append(options, option)
 		}
 	}
-	return ""
+	return options
 }
 
 // runJob runs a job until it ends, and returns its exit status as an error.
@@ -245,6 +245,7 @@ func addLongFlags(cmd *cobra.Command, o *jobs.Options) (check func(args []string
 	flags.StringVar(&o.Metrics, "metrics", "", "a file for the textfile collector of Prometheus's node exporter (name it *.prom)")
 	return func(args []string) error {
 		_, err := jobs.Describe(o.Dir)
+		isNew := err != nil
 		switch {
 		case len(args) > 0 || o.Adopt != 0:
 		case errors.Is(err, os.ErrNotExist) || errors.Is(err, unix.ENOTDIR):
@@ -270,7 +271,7 @@ func addLongFlags(cmd *cobra.Command, o *jobs.Options) (check func(args []string
 			}
 			o.Preempt = append(o.Preempt, sig)
 		}
-		if strings.Contains(o.Name, "/") {
+		if strings.Contains(o.Name, "/") && isNew { // an older version may have named a job so
 			return fmt.Errorf("--name %s: a name has no slash", o.Name)
 		}
 		for _, path := range o.NotSaved {

@@ -120,11 +120,8 @@ func noArguments(cmd *cobra.Command, args []string) error {
 			return fmt.Errorf("%w: a value that an option can do without follows \"=\": %s", err, strings.Join(optional, " or "))
 		}
 		if _, notPID := parsePID(args[0]); notPID == nil {
-			switch cmd.Name() {
-			case "status":
-				return fmt.Errorf("argument %q: %s takes no process: it shows all of them, and cucriu state -p %[1]s one", args[0], cmd.CommandPath())
-			case "recover":
-				return fmt.Errorf("argument %q: %s takes no process: it recovers every job that needs it", args[0], cmd.CommandPath())
+			if why := noProcess[cmd.Name()]; why != "" {
+				return fmt.Errorf("argument %q: %s takes no process: %s", args[0], cmd.CommandPath(), why)
 			}
 			for _, name := range []string{"tree", "pid"} {
 				if flag := cmd.Flags().Lookup(name); flag != nil && !flag.Changed {
@@ -162,6 +159,13 @@ var criuOnly = strings.Fields("auto-dedup cgroup-dump-controller cgroup-props cg
 // pagesElsewhere are those with which criu dump does not write all pages into the image.
 var pagesElsewhere = strings.Fields("lazy-pages page-server prev-images-dir stream")
 
+// noProcess says of commands that take no process why that is so.
+var noProcess = map[string]string{
+	"recover": "it recovers all jobs of this host, so name no process",
+	"restore": "the image names its processes, so leave it out",
+	"status":  "it shows all processes; cucriu state -p PID shows one",
+}
+
 // advice says what was meant by an option that a command does not have; "" if nobody knows.
 func advice(cmd *cobra.Command, err error) string {
 	unknown := new(pflag.NotExistError)
@@ -177,10 +181,8 @@ func advice(cmd *cobra.Command, err error) string {
 		return ": specify a process with -t"
 	case has("pid") && slices.Contains([]string{"t", "tree"}, name):
 		return ": specify a process with -p"
-	case cmd.Name() == "restore" && slices.Contains([]string{"p", "pid", "t", "tree"}, name):
-		return ": the image names its processes, so leave it out"
-	case cmd.Name() == "recover" && slices.Contains([]string{"p", "pid", "t", "tree"}, name):
-		return ": it recovers all jobs of this host, so name no process"
+	case noProcess[cmd.Name()] != "" && slices.Contains([]string{"p", "pid", "t", "tree"}, name):
+		return ": " + noProcess[cmd.Name()]
 	case slices.Contains([]string{"D", "images-dir", "dir"}, name) && strings.HasPrefix(argument, "DIR"):
 		return fmt.Sprintf(": %s takes the directory as its argument: %[1]s DIR", cmd.CommandPath())
 	case len(name) < 2:

@@ -62,9 +62,8 @@ func (s *snapshot) judge() preflight.Findings {
 }
 
 // parentFindings warn of a launcher that is left behind, and refuse if others of its tree have libcuda: then the job is more
-// than what is dumped.
-// Unlike a shell's job, what a program has started is in the process group of that program. Whoever dumps the tree, or
-// what has started that, is meant to stay.
+// than what is dumped. Unlike a shell's job, what a program has started is in the process group of that program. Whoever
+// dumps the tree, or what has started that, is meant to stay.
 func (s *snapshot) parentFindings() preflight.Findings {
 	root := s.looks[0]
 	parent := root.status.PPID

@@ -246,10 +246,10 @@ func related(runDir string) []string {
 // of the sessions in it.
 func MakeSessionsDir(runDir string) (string, error) {
 	dir := filepath.Join(runDir, sessionsName)
-	if info, err := os.Stat(runDir); err == nil && !info.IsDir() {
-		return "", fault.Because(unix.ENOTDIR, fmt.Sprintf("run directory %s is not a directory", runDir), "set CUCRIU_RUN_DIR to another one")
-	}
 	err := os.MkdirAll(dir, 0o700)
+	if errors.Is(err, unix.ENOTDIR) {
+		return "", fault.Because(err, fmt.Sprintf("run directory %s is not a directory", runDir), "set CUCRIU_RUN_DIR to another one")
+	}
 	if readOnly := unix.Access(dir, unix.W_OK); err == nil && errors.Is(readOnly, unix.EROFS) {
 		err = &os.PathError{Op: "write", Path: dir, Err: readOnly}
 	}

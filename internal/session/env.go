@@ -12,6 +12,7 @@ import (
 	"cucriu/cudackpt"
 	"cucriu/hooks/config"
 	"cucriu/hooks/preflight"
+	"cucriu/internal/fault"
 	"cucriu/internal/image"
 	"cucriu/internal/inspect"
 	"cucriu/internal/journal"
@@ -50,7 +51,11 @@ func (env *Env) Filled() *Env {
 // OpenDriver opens the driver that the configuration names.
 func (env *Env) OpenDriver() (*cudackpt.Driver, error) {
 	env = env.Filled()
-	return cudackpt.Open(cudackpt.WithLibrary(env.Config.Driver.Library), cudackpt.WithRoot(env.Config.Driver.Root))
+	driver, err := cudackpt.Open(cudackpt.WithLibrary(env.Config.Driver.Library), cudackpt.WithRoot(env.Config.Driver.Root))
+	if missing, is := errors.AsType[*cudackpt.LibraryError](err); is {
+		err = fault.Because(err, missing.Meaning(), "install the NVIDIA driver on this host, or specify its library by path: driver.library in the configuration, or "+config.EnvLibrary)
+	}
+	return driver, err
 }
 
 // Host returns the machine as the checks see it.
@@ -89,6 +94,9 @@ func (env *Env) Refuse(findings preflight.Findings) error {
 // ExplainTaken has the findings about pids in use say so if it is the job itself that has them: one that was
 // restored from the image, or that its dump left running.
 func (env *Env) ExplainTaken(imageDir string, taken preflight.Findings) preflight.Findings {
+	if len(taken) == 0 {
+		return nil
+	}
 	all, _ := journal.List(env.Filled().Config.RunDir) // without them they are still in use
 	for i, f := range taken {
 		for _, s := range all {
