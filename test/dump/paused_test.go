@@ -100,6 +100,32 @@ func TestAPausedJobStaysPausedIfTheHookEndsEarly(t *testing.T) {
 	}
 }
 
+// TestWhoeverIsKilledBeforeThePauseHasGivenTheRestBack: the hook, on its way back, and then the watcher, once the engine has
+// resumed the job.
+func TestWhoeverIsKilledBeforeThePauseHasGivenTheRestBack(t *testing.T) {
+	testenv.Simulated(t, func(t *testing.T) {
+		host := testenv.NewHost(t, 1)
+		job := host.Start(1)
+		dir, write := frozenGroup(t, job)
+		host.UseFailpoint("dump.stop=error,dump.back.pause=kill")
+		if run := host.TryDump(job, filepath.Join(t.TempDir(), "images"), "--freeze-cgroup", dir, "--manage-cgroups=ignore"); run.Err == nil {
+			t.Fatal("dumped without its hook")
+		}
+		testenv.Eventually(t, testenv.Soon, "the watcher waits for the engine", func() bool {
+			sessions := host.Sessions()
+			return len(sessions) == 1 && sessions[0].Message != ""
+		})
+		write("freezer.state", "THAWED") // as the engine would
+		job.Runs()
+		host.Setenv("CUCRIU_FAILPOINT", "")
+		testenv.Eventually(t, testenv.Soon, "recover ends the session of the watcher that is killed", func() bool {
+			_, err := host.Cucriu("recover")
+			return err == nil && host.LastOutcome() == "running"
+		})
+		job.Runs()
+	})
+}
+
 func TestAFrozenTreeWithoutCUDADoesNotRunDuringItsDump(t *testing.T) {
 	testenv.Isolated(t, func(t *testing.T) {
 		host := testenv.NewHost(t, 1)

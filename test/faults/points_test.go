@@ -17,14 +17,12 @@ var otherPoints = map[string]string{
 	"dump.borrow":       "test/dump/fastlane_test.go",        // a failure leaves the memory to criu
 	"dump.drop-locked":  "test/check/preflight_more_test.go", // only of locked memory
 	"dump.transferring": "test/dump/rest_test.go",            // only with --lazy-pages
+	"dump.back.pause":   "test/dump/paused_test.go",          // only of what an engine has frozen
 }
 
 // uninterrupted are the steps of the way back that are no rows, and why: a kill in one is a kill at the step before or
 // after it.
-var uninterrupted = map[string]string{
-	"dump.back.connections": "removes firewall rules, once more each time it is done",
-	"dump.back.pause":       "writes to a freezer, after everything else",
-}
+var uninterrupted = map[string]string{"dump.back.connections": "removes firewall rules, once more each time it is done"}
 
 // TestEveryPointIsARow finds a point of a dump or a restore at which no fault is made to happen: a new step, or a
 // new [session.Session.Failpoint].

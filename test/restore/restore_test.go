@@ -14,8 +14,29 @@ import (
 	"golang.org/x/sys/unix"
 
 	"cucriu/internal/image"
+	"cucriu/internal/inject"
 	"cucriu/internal/testenv"
 )
+
+// TestWithoutTheHookTheThreadsWait, whoever continues them: nobody may run with memory that is not there.
+func TestWithoutTheHookTheThreadsWait(t *testing.T) {
+	testenv.Simulated(t, func(t *testing.T) {
+		host := testenv.NewHost(t, 1)
+		job := host.Start(1)
+		images := host.Dump(job)
+		if run := host.RunCriuAlone("restore", images, "-d"); run.Err != nil {
+			t.Fatalf("criu restore: %v\n%s", run.Err, run.Lines())
+		}
+		if err := unix.Kill(job.PID, unix.SIGCONT); err != nil {
+			t.Fatal(err)
+		}
+		testenv.Eventually(t, testenv.Soon, "it was continued", func() bool { return !job.Stopped() })
+		if parked, err := inject.LooksParked(job.PID); err != nil || !parked {
+			t.Errorf("parked %t: %v", parked, err)
+		}
+		job.Kill()
+	})
+}
 
 func TestARestoredProcessIsDumpedAndRestoredAgain(t *testing.T) {
 	testenv.Isolated(t, func(t *testing.T) {
