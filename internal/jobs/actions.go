@@ -106,7 +106,9 @@ func (s *supervisor) attend(ctx context.Context) {
 		root := s.root
 		go func() {
 			defer close(ended)
-			_ = root.WaitExit(ctx)
+			for root.WaitExit(ctx) != nil && ctx.Err() == nil && root.Alive() { // the system could not wait
+				_ = wait(ctx, time.Second)
+			}
 		}()
 	}
 	s.timers.look.Reset(lookAfter)

@@ -85,6 +85,9 @@ func (in *instance) ask(ctx context.Context, r inside.Request) (a inside.Answer,
 	if err := cmd.Start(); err != nil {
 		return a, fmt.Errorf("enter the job's sandbox: %w", err)
 	}
+	if !in.sandbox.IsAdopted() {
+		defer keepEntered(cmd.Process)()
+	}
 	root := in.root
 	defer in.tellIfSlow(r.Op.What(), r.Expected, func() string { return inSandbox(cmd.Process.Pid, root) })()
 	err = json.NewEncoder(to).Encode(r)
@@ -102,6 +105,33 @@ func (in *instance) ask(ctx context.Context, r inside.Request) (a inside.Answer,
 		return a, &insideError{a.Error, a.Refused}
 	}
 	return a, nil
+}
+
+// keepEntered continues nsenter(1) until over is called: it stops itself when its child is stopped, and nobody
+// continues it when that is continued, or is killed.
+func keepEntered(nsenter *os.Process) (over func()) {
+	done := make(chan struct{})
+	go func() {
+		looks := time.NewTicker(time.Second)
+		defer looks.Stop()
+		for {
+			select {
+			case <-done:
+				return
+			case <-looks.C:
+			}
+			children, _ := proc.Children(nsenter.Pid)
+			if len(children) == 1 && isStopped(nsenter.Pid) && !isStopped(children[0]) {
+				_ = nsenter.Signal(unix.SIGCONT)
+			}
+		}
+	}()
+	return func() { close(done) }
+}
+
+func isStopped(pid int) bool {
+	stat, err := proc.ThreadStat(pid, pid)
+	return err == nil && stat.State == "T"
 }
 
 // insideError is an error of a request in the sandbox.

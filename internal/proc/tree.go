@@ -6,30 +6,68 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 	"strconv"
 
 	"github.com/prometheus/procfs"
 )
 
+// mostListings is how often what begins or ends all the time is listed.
+const mostListings = 10
+
 // Tree returns the pids of root and all its descendants, parents before their children.
 // This is what criu dumps for the root.
-func Tree(root int) ([]int, error) {
-	pids := []int{root}
+func Tree(root int) (pids []int, err error) {
+	for range mostListings {
+		var ended bool
+		// The children of one that ends become those of a process that may have been looked at before.
+		if pids, ended, err = listTree(root); err != nil || !ended {
+			break
+		}
+	}
+	return pids, err
+}
+
+// listTree lists a tree, and reports whether one of its processes has ended meanwhile.
+func listTree(root int) (pids []int, ended bool, err error) {
+	pids = []int{root}
 	for i := 0; i < len(pids); i++ {
 		children, err := Children(pids[i])
 		if errors.Is(err, ErrGone) && i > 0 {
-			continue // a process that ended while we looked has no children any more
+			ended = true
+			continue
 		}
 		if err != nil {
-			return nil, err
+			return nil, false, err
 		}
 		pids = append(pids, children...)
 	}
-	return pids, nil
+	return pids, ended, nil
 }
 
-// Children lists the children of all threads of a process.
+// Children lists the children of all threads of a process. The kernel's list may lack one that lives: it
+// moves to another thread, which may have been looked at before, when its own thread ends; and while a
+// list is read, the end of one child can hide the next. So it is read until it says the same twice. Of
+// children that begin or end all the time, it returns all that were seen.
 func Children(pid int) ([]int, error) {
+	last, err := listChildren(pid)
+	all := last
+	for range mostListings {
+		if err != nil {
+			return nil, err
+		}
+		before := last
+		if last, err = listChildren(pid); err == nil && slices.Equal(before, last) {
+			return last, nil
+		}
+		all = append(all, last...)
+	}
+	slices.Sort(all)
+	return slices.Compact(all), err
+}
+
+// listChildren lists the children of all threads of a process, of which it may miss some, in order.
+func listChildren(pid int) ([]int, error) {
 	tids, err := Threads(pid)
 	if err != nil {
 		return nil, err
@@ -51,6 +89,7 @@ func Children(pid int) ([]int, error) {
 			children = append(children, child)
 		}
 	}
+	slices.Sort(children)
 	return children, nil
 }
 

@@ -11,6 +11,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"cucriu/internal/proc"
 	"cucriu/internal/testenv"
 )
 
@@ -103,7 +104,8 @@ func TestAReaderThatDoesNotReadKeepsNobodyWaiting(t *testing.T) {
 	})
 }
 
-// TestAWholeCheckpointIsTriedTwice before the one before it is taken.
+// TestAWholeCheckpointIsTriedTwice before the one before it is taken. Who restores it is stopped, and then
+// killed: nsenter(1) stops itself with it.
 func TestAWholeCheckpointIsTriedTwice(t *testing.T) {
 	testenv.Simulated(t, func(t *testing.T) {
 		w := newWorld(t)
@@ -114,6 +116,11 @@ func TestAWholeCheckpointIsTriedTwice(t *testing.T) {
 		s := w.stopAt("jobs.restored")
 		r = w.runAs(s.host)
 		s.await(r)
+		inside := w.victims(insideKilled)[0]
+		must(t, unix.Kill(inside, unix.SIGSTOP))
+		status, err := proc.ReadStatus(inside)
+		must(t, err)
+		r.awaits("nsenter is stopped", func() bool { return testenv.ThreadStates(t, status.PPID)[status.PPID] == 'T' })
 		w.kills(insideKilled)
 		s.goOn()
 		r.says("trying again")

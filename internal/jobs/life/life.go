@@ -23,6 +23,7 @@
 //	           Tick: killed under criu                   Kill, after a few of them
 //	           Preempt                        (leaving)  Hasten; wait for what is under way; Unpause if paused;
 //	                                                     Last, tried a few times; then EndLeave
+//	           (leaving) JobEnded before Last Over       EndAsTold
 //	           (leaving) a request                       not taken until the supervisor ends, which refuses it
 //	           (leaving) a second one, TimeUp            CutOff, after a Kill unless what is under way ends the
 //	                                                     job by itself; then EndLeave
@@ -368,6 +369,8 @@ func (s State) lastOrLeave(e Event) (State, []Action) {
 	switch {
 	case s.Tries == 0 && (s.Hurry || e.Late && !s.Gone):
 		return s.end(TellNoLast, EndLeave)
+	case s.Gone && s.Tries == 0: // it has ended by itself meanwhile
+		return s.end(EndAsTold)
 	case s.Gone || s.Hurry || s.Tries == maxTries:
 		return s.end(EndLeave)
 	case s.Paused:

@@ -95,6 +95,12 @@ func TestTheSearchFindsWhatIsBroken(t *testing.T) {
 			return next, do
 		}, "before it is noted that the job stays"},
 		"a job that leaves is not noted": {drop(Hasten), "is not noted to leave"},
+		"a job that has ended is left in silence": {func(s State, e Event, next State, do []Action) (State, []Action) {
+			if s.Phase == Running && slices.Contains(do, EndAsTold) {
+				return next, []Action{EndLeave}
+			}
+			return next, do
+		}, "nobody is told why"},
 		"a finished job is run again": {func(s State, e Event, next State, do []Action) (State, []Action) {
 			if s.Doing == Last && e.Well && !s.Leave {
 				return s.end(EndLeave)
@@ -229,7 +235,12 @@ type on func(State, Event) (State, []Action)
 // happen lets an event happen.
 func (w world) happen(on on, e Event) world {
 	var do []Action
-	w.state, do = on(w.state, e)
+	before := w.state
+	w.state, do = on(before, e)
+	tells := before.Tries > 0 || before.Doing == Last || before.Doing == Unpause || slices.Contains(do, TellNoLast)
+	if slices.Contains(do, EndLeave) && !tells {
+		w.fail("the job leaves without a last checkpoint, and nobody is told why")
+	}
 	for _, a := range do {
 		w.do(a)
 	}

@@ -1,6 +1,7 @@
 package sandbox
 
 import (
+	"bytes"
 	"context"
 	"encoding/json"
 	"errors"
@@ -216,6 +217,11 @@ func (p *Sandbox) OpenRoot() (*proc.Process, error) {
 		if status.ImagePID() == p.Root {
 			return proc.Open(pid)
 		}
+	}
+	// Who is not found counts as ended, and what is left of the job is killed: its own /proc must agree.
+	status, err := os.ReadFile(p.InsidePath(filepath.Join("/proc", strconv.Itoa(p.Root), "status")))
+	if err == nil && !bytes.Contains(status, []byte("\nState:\tZ")) {
+		return nil, fmt.Errorf("process %d of the sandbox is there, but is no descendant of process %d, its init", p.Root, p.init.PID)
 	}
 	return nil, fmt.Errorf("process %d of the sandbox: %w", p.Root, proc.ErrGone)
 }
