@@ -246,8 +246,9 @@ type Hold struct {
 	// IfAbandoned is what happens if the holder ends without a decision.
 	IfAbandoned Decision `json:"if_abandoned"`
 	Decision    Decision `json:"decision,omitempty"`
-	// KeepsConnections says that the TCP connections of a dumped job continue elsewhere, with the job's
-	// address: no packet reaches them here before the processes have ended.
+	// KeepsConnections says that the job that runs elsewhere has its TCP connections, with its address.
+	// No packet reaches those of a dump here before the processes have ended, and those of a restore end
+	// without a word.
 	KeepsConnections bool `json:"keeps_connections,omitempty"`
 	// PeerKnows says that the other side knows the decision. Until then it asks, or has to be told.
 	PeerKnows bool `json:"told,omitempty"`

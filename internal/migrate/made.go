@@ -15,10 +15,11 @@ import (
 	"cucriu/internal/jobs/files"
 	"cucriu/internal/journal"
 	"cucriu/internal/jsonlines"
+	"cucriu/internal/netlock"
 )
 
-// madeRecord is what the destination keeps of the files and directories that it makes for a job,
-// until it is decided whether the job stays here. Whoever makes them has it locked.
+// madeRecord is what the destination keeps of the files and directories that it makes for a job, and of the
+// connections that it blocks, until it is decided whether the job stays here. Whoever makes them has it locked.
 type madeRecord struct {
 	path string
 	file *os.File // nil as long as nothing is made
@@ -35,12 +36,21 @@ const madeSuffix = ".made"
 
 // note notes what is about to be made.
 func (r *madeRecord) note(m files.Made) error {
-	if r.file == nil {
-		if err := r.create(); err != nil {
-			return fmt.Errorf("the record of files made for the job: %w", err)
-		}
+	if err := r.begin(); err != nil {
+		return err
 	}
 	return r.write(madeLine{Made: &m})
+}
+
+// begin makes the record, if there is none. With it, connections may be blocked.
+func (r *madeRecord) begin() error {
+	if r.file != nil {
+		return nil
+	}
+	if err := r.create(); err != nil {
+		return fmt.Errorf("the record of what is made for the job: %w", err)
+	}
+	return nil
 }
 
 // create makes the record and locks it. There must be none.
@@ -113,7 +123,8 @@ func removeMadeOf(hook *hooks.Hook, path string) error {
 	if err != nil {
 		return err
 	}
-	s, err := hook.Held(strings.TrimSuffix(filepath.Base(path), madeSuffix))
+	id := strings.TrimSuffix(filepath.Base(path), madeSuffix)
+	s, err := hook.Held(id)
 	switch {
 	case errors.Is(err, os.ErrNotExist):
 		if promised { // it may have gone on here, and the journal has forgotten it
@@ -132,6 +143,9 @@ func removeMadeOf(hook *hooks.Hook, path string) error {
 		if err := files.Unmake(m); err != nil {
 			hook.Log.Warn("files that were made for a job that does not run here could not be removed", "error", err)
 		}
+	}
+	if err := netlock.Unblock(id); err != nil {
+		return err
 	}
 	return os.Remove(path)
 }

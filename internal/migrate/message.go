@@ -11,11 +11,12 @@ import (
 	"cucriu/internal/jobs/store"
 	"cucriu/internal/migrate/commit"
 	"cucriu/internal/migrate/prepare"
+	"cucriu/internal/netlock"
 	"cucriu/internal/timeline"
 )
 
 // protocolVersion is that of the protocol between the two programs. Both must have the same.
-const protocolVersion = 4
+const protocolVersion = 5
 
 // What the source says.
 const (
@@ -26,6 +27,7 @@ const (
 	sayClock   = "clock"   // the destination answers with its own
 	sayRound   = "round"   // the destination answers where it listens
 	sayTake    = "take"    // a long job: the destination answers that it has verified what was sent or, of the last round, that it is ready
+	sayBlock   = "block"   // a process tree: the destination answers that no packet of the connections reaches it
 	sayRestore = "restore" // a process tree: the destination answers that it is ready, or has failed
 	saySettle  = "settle"  // over a connection of its own; the destination answers as to commit and abort
 	sayCommit  = string(commit.Commit)
@@ -38,6 +40,7 @@ const (
 	sayWelcome   = "welcome"
 	sayListening = "listening"
 	sayTaken     = "taken"
+	sayBlocked   = "blocked"
 	sayProgress  = "progress"
 	sayFailed    = "failed"
 	sayReady     = string(commit.Ready)
@@ -91,6 +94,11 @@ type round struct {
 
 type listening struct {
 	Addresses []string `json:"addresses"`
+}
+
+// blockMessage names the connections that are kept, before their address moves to the destination.
+type blockMessage struct {
+	Connections []netlock.Connection `json:"connections"`
 }
 
 // restoreMessage asks for the restore of the last round.

@@ -24,6 +24,7 @@ import (
 	"cucriu/internal/migrate/commit"
 	"cucriu/internal/migrate/prepare"
 	"cucriu/internal/migrate/wire"
+	"cucriu/internal/netlock"
 	"cucriu/internal/proc"
 	"cucriu/internal/watch"
 )
@@ -56,10 +57,15 @@ func (a *heldTree) decide(ctx context.Context, next commit.DestinationState) (er
 	case commit.Promised:
 		return watch.Promise(ctx, a.host, a.id)
 	case commit.Go:
-		_, err = watch.Decide(ctx, a.host, a.id, journal.RunHere)
+		if _, err = watch.Decide(ctx, a.host, a.id, journal.RunHere); err == nil {
+			err = netlock.Unblock(a.id)
+		}
 	case commit.Dropped:
 		if _, err = watch.Decide(ctx, a.host, a.id, journal.EndHere); errors.Is(err, os.ErrNotExist) {
 			err = nil
+		}
+		if err == nil {
+			err = netlock.Unblock(a.id)
 		}
 	}
 	return err
@@ -97,6 +103,8 @@ func (d *treeArrival) handle(ctx context.Context, m wire.Message) error {
 		return d.later(ctx, m)
 	case sayRound:
 		return d.listen(ctx, m)
+	case sayBlock:
+		return d.block(ctx, m)
 	case sayRestore:
 		return d.restore(ctx, m)
 	}
@@ -123,6 +131,11 @@ func (d *treeArrival) prepare(ctx context.Context, m wire.Message) error {
 		return preflight.AsRefusal(err)
 	}
 	d.hook.Force = asked.Force
+	if asked.TCP == prepare.TCPKeep { // whether this host can
+		if err := errors.Join(netlock.Block(d.id, nil), netlock.Unblock(d.id)); err != nil {
+			return preflight.AsRefusal(fmt.Errorf("connections cannot be kept: %w", err))
+		}
+	}
 	judgement, err := prepare.Judge(ctx, d.hook, asked.Job, prepare.Room{Dir: d.options.Stage, Criu: d.options.Criu, TCP: asked.TCP, Copy: asked.Copy, Ahead: asked.Ahead})
 	if err != nil {
 		return preflight.AsRefusal(err)
@@ -190,6 +203,30 @@ func (d *treeArrival) listen(ctx context.Context, m wire.Message) (err error) {
 	return reach(ctx, "receive.listening")
 }
 
+// block drops what comes for connections that are kept, until it is decided where the job runs.
+func (d *treeArrival) block(ctx context.Context, m wire.Message) error {
+	var asked blockMessage
+	if err := m.Decode(&asked); err != nil {
+		return err
+	}
+	if d.of == nil || d.giveUp != nil {
+		return errNoJob
+	}
+	for _, c := range asked.Connections {
+		if !c.Local.IsValid() || !c.Remote.IsValid() || c.Local.Addr().Is4() != c.Remote.Addr().Is4() {
+			return fmt.Errorf("%v to %v is not a TCP connection", c.Local, c.Remote)
+		}
+	}
+	err := d.made.begin()
+	if err == nil {
+		err = netlock.Block(d.id, asked.Connections)
+	}
+	if err != nil {
+		return err
+	}
+	return errors.Join(reach(ctx, "receive.blocked"), d.Send(sayBlocked, nil))
+}
+
 // restore begins the restore of the last round. It runs while messages are handled.
 func (d *treeArrival) restore(ctx context.Context, m wire.Message) error {
 	var asked restoreMessage
@@ -218,7 +255,7 @@ func (d *treeArrival) restore(ctx context.Context, m wire.Message) error {
 		return err
 	}
 	ctx, d.giveUp = context.WithCancelCause(ctx)
-	hold := &journal.Hold{ID: d.id, Peer: d.peer.Host, Holder: self, IfAbandoned: journal.EndHere}
+	hold := &journal.Hold{ID: d.id, Peer: d.peer.Host, Holder: self, IfAbandoned: journal.EndHere, KeepsConnections: asked.TCP == prepare.TCPKeep}
 	d.restoring = true
 	go func() { d.restored <- d.restoreHeld(ctx, d.stage.round(d.last), hold, asked.TCP) }()
 	return nil

@@ -22,6 +22,7 @@ import (
 	"cucriu/internal/migrate/commit"
 	"cucriu/internal/migrate/delta"
 	"cucriu/internal/migrate/prepare"
+	"cucriu/internal/netlock"
 	"cucriu/internal/proc"
 	"cucriu/internal/timeline"
 	"cucriu/internal/watch"
@@ -168,6 +169,9 @@ func (s *treeSource) move(ctx context.Context) error {
 	if err := reach(ctx, "migrate.dumped"); err != nil {
 		return err
 	}
+	if err := s.block(ctx, s.stage.round(last)); err != nil {
+		return err
+	}
 	s.addressMoved = true
 	if err := s.moveAddress(ctx, addressThere); err != nil {
 		return err
@@ -196,6 +200,26 @@ func (s *treeSource) move(ctx context.Context) error {
 		return err
 	}
 	return reach(ctx, "migrate.ready")
+}
+
+// block has the destination answer nothing that comes for the connections that are kept: their address
+// moves before their sockets are there.
+func (s *treeSource) block(ctx context.Context, dir string) error {
+	if s.options.TCP != prepare.TCPKeep {
+		return nil
+	}
+	outside, err := criuimage.OutsideConnections(dir)
+	if err != nil || len(outside) == 0 {
+		return err
+	}
+	var asked blockMessage
+	for _, c := range outside {
+		asked.Connections = append(asked.Connections, netlock.Connection(c))
+	}
+	if err := s.remote.Send(sayBlock, asked); err != nil {
+		return err
+	}
+	return errors.Join(s.remote.expect(ctx, sayBlocked, nil), reach(ctx, "migrate.blocked"))
 }
 
 // ahead sends the job as it is now, while it runs on.

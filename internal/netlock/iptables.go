@@ -68,7 +68,7 @@ func (n *namespace) rulesIn(listed string) (remove [][]string) {
 }
 
 // parseRule reads the connection that a rule is about.
-func parseRule(fields []string) (c connection, ok bool) {
+func parseRule(fields []string) (c Connection, ok bool) {
 	value := func(flag string) string {
 		if i := slices.Index(fields, flag); i >= 0 && i+1 < len(fields) {
 			return fields[i+1]
@@ -83,8 +83,8 @@ func parseRule(fields []string) (c connection, ok bool) {
 		}
 		return netip.AddrPortFrom(prefix.Addr(), uint16(number))
 	}
-	c = connection{end("-s", "--sport"), end("-d", "--dport")}
-	return c, c.local.IsValid() && c.remote.IsValid()
+	c = Connection{end("-s", "--sport"), end("-d", "--dport")}
+	return c, c.Local.IsValid() && c.Remote.IsValid()
 }
 
 // runInside runs a program in a network namespace and returns its output.

@@ -89,7 +89,7 @@ func (l *Locks) Release(ctx context.Context) error {
 	for _, n := range l.namespaces {
 		for _, s := range n.sockets { // this sends a packet, so the rules go first
 			if err := s.leaveRepair(); err != nil {
-				return fmt.Errorf("connection %v: %w", s.connection, err)
+				return fmt.Errorf("connection %v: %w", s.Connection, err)
 			}
 		}
 	}
@@ -97,9 +97,9 @@ func (l *Locks) Release(ctx context.Context) error {
 }
 
 // has reports whether a connection of the tree is the one between these two ends.
-func (n *namespace) has(c connection) bool {
-	reverse := connection{c.remote, c.local}
-	return slices.ContainsFunc(n.sockets, func(s socket) bool { return s.connection == c || s.connection == reverse })
+func (n *namespace) has(c Connection) bool {
+	reverse := Connection{c.Remote, c.Local}
+	return slices.ContainsFunc(n.sockets, func(s socket) bool { return s.Connection == c || s.Connection == reverse })
 }
 
 // whole reports whether the namespace is the tree's own, which criu locks as a whole.

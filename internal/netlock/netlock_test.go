@@ -78,7 +78,7 @@ func talk() error {
 
 type talker struct {
 	*proc.Process
-	connection
+	Connection
 	in  io.Writer
 	out *bufio.Scanner
 }
@@ -101,9 +101,9 @@ func startTalker(t *testing.T, own bool) *talker {
 	k := &talker{in: in, out: bufio.NewScanner(out)}
 	k.out.Scan()
 	local, remote, _ := strings.Cut(k.out.Text(), " ")
-	k.local, err = netip.ParseAddrPort(local)
+	k.Local, err = netip.ParseAddrPort(local)
 	must(t, err)
-	k.remote, err = netip.ParseAddrPort(remote)
+	k.Remote, err = netip.ParseAddrPort(remote)
 	must(t, err)
 	k.Process, err = proc.Open(cmd.Process.Pid)
 	must(t, err)
@@ -150,14 +150,14 @@ func (k *talker) rules(t *testing.T) *nftables.Conn {
 
 // lock makes a table as criu does, for one connection or, without one, for everything. If it drops,
 // no packet of TCP comes through.
-func (k *talker) lock(t *testing.T, name string, held *connection, drops bool) {
+func (k *talker) lock(t *testing.T, name string, held *Connection, drops bool) {
 	t.Helper()
 	c := k.rules(t)
 	table := c.AddTable(&nftables.Table{Family: nftables.TableFamilyINet, Name: name})
 	if held != nil {
 		set := &nftables.Set{Table: table, Name: "conns4", Concatenation: true, KeyType: nftables.MustConcatSetType(
 			nftables.TypeIPAddr, nftables.TypeInetService, nftables.TypeIPAddr, nftables.TypeInetService)}
-		must(t, c.AddSet(set, []nftables.SetElement{{Key: append(keyOf(held.local), keyOf(held.remote)...)}}))
+		must(t, c.AddSet(set, []nftables.SetElement{{Key: append(keyOf(held.Local), keyOf(held.Remote)...)}}))
 	}
 	if drops {
 		chain := c.AddChain(&nftables.Chain{Table: table, Name: "output", Type: nftables.ChainTypeFilter, Hooknum: nftables.ChainHookOutput, Priority: nftables.ChainPriorityFilter})
@@ -210,10 +210,10 @@ func TestConnectionsGoOn(t *testing.T) {
 				t.Fatal("it does not talk")
 			}
 			k.enterRepair(t)
-			other := connection{netip.MustParseAddrPort("127.0.0.1:1"), netip.MustParseAddrPort("127.0.0.1:2")}
+			other := Connection{netip.MustParseAddrPort("127.0.0.1:1"), netip.MustParseAddrPort("127.0.0.1:2")}
 			for table, ours := range test.tables {
 				if ours {
-					k.lock(t, table, &k.connection, true)
+					k.lock(t, table, &k.Connection, true)
 				} else {
 					k.lock(t, table, &other, false)
 				}
@@ -240,7 +240,7 @@ func TestConnectionsGoOn(t *testing.T) {
 func TestForgottenRulesAreRemoved(t *testing.T) {
 	k := startTalker(t, true)
 	k.enterRepair(t)
-	k.lock(t, "CRIU-1", &k.connection, true)
+	k.lock(t, "CRIU-1", &k.Connection, true)
 	must(t, k.find(t).Remove(t.Context()))
 	if left := k.tables(t); left != "" {
 		t.Errorf("left: %s", left)
@@ -248,7 +248,7 @@ func TestForgottenRulesAreRemoved(t *testing.T) {
 	if k.talks() {
 		t.Error("the sockets are to stay as they are")
 	}
-	k.lock(t, "CRIU-1", &k.connection, true)
+	k.lock(t, "CRIU-1", &k.Connection, true)
 	found := k.find(t)
 	rules := k.rules(t)
 	must(t, k.Signal(unix.SIGKILL))
@@ -282,11 +282,11 @@ func TestRulesOfIptables(t *testing.T) {
 -A CRIU -m mark --mark 0xc114 -j ACCEPT
 -A CRIU -j DROP
 `
-	v4 := connection{netip.MustParseAddrPort("10.77.0.2:4711"), netip.MustParseAddrPort("10.77.0.1:22")}
-	v6 := connection{netip.MustParseAddrPort("[2001:db8::2]:4711"), netip.MustParseAddrPort("[2001:db8::1]:22")}
+	v4 := Connection{netip.MustParseAddrPort("10.77.0.2:4711"), netip.MustParseAddrPort("10.77.0.1:22")}
+	v6 := Connection{netip.MustParseAddrPort("[2001:db8::2]:4711"), netip.MustParseAddrPort("[2001:db8::1]:22")}
 	ours, err := os.Readlink("/proc/thread-self/ns/net")
 	must(t, err)
-	n := &namespace{name: ours, sockets: []socket{{connection: v4}, {connection: v6}}}
+	n := &namespace{name: ours, sockets: []socket{{Connection: v4}, {Connection: v6}}}
 	want := []string{
 		"-D INPUT -s 10.77.0.1/32 -d 10.77.0.2/32 -p tcp -m mark ! --mark 0xc114 -m tcp --sport 22 --dport 4711 -j DROP",
 		"-D OUTPUT -s 2001:db8::2/128 -d 2001:db8::1/128 -p tcp -m mark ! --mark 0xc114 -m tcp --sport 4711 --dport 22 -j DROP",

@@ -26,8 +26,8 @@ func (n *namespace) removeTables() error {
 	}
 	defer c.CloseLasting()
 	tables, err := c.ListTablesOfFamily(nftables.TableFamilyINet)
-	if errors.Is(err, unix.EOPNOTSUPP) || errors.Is(err, unix.EINVAL) || errors.Is(err, unix.EPERM) {
-		return nil // a kernel without nftables has no tables, and who must not see them could not make them
+	if hasNoTables(err) {
+		return nil
 	}
 	if err != nil {
 		return fmt.Errorf("nftables: %w", err)
@@ -51,6 +51,17 @@ func (n *namespace) removeTables() error {
 		return fmt.Errorf("nftables: %w", err)
 	}
 	return nil
+}
+
+// hasNoTables tells by an error that there are no tables: the kernel is without nftables, or we must not see
+// them, and could not have made them.
+func hasNoTables(err error) bool {
+	for _, errno := range []unix.Errno{unix.EOPNOTSUPP, unix.EINVAL, unix.EPERM, unix.EPROTONOSUPPORT} {
+		if errors.Is(err, errno) {
+			return true
+		}
+	}
+	return false
 }
 
 // isOurs reports whether a table of criu's holds back connections of the tree. A table without
@@ -79,7 +90,7 @@ func (n *namespace) isOurs(c *nftables.Conn, table *nftables.Table) (bool, error
 
 // parseKey reads an element of criu's sets: address, port, address, port, each in a field of whole
 // 32-bit words.
-func parseKey(key []byte) (c connection, ok bool) {
+func parseKey(key []byte) (c Connection, ok bool) {
 	const port = 4
 	size := len(key)/2 - port
 	if size != 4 && size != 16 || len(key) != 2*(size+port) {
@@ -89,5 +100,5 @@ func parseKey(key []byte) (c connection, ok bool) {
 		address, _ := netip.AddrFromSlice(b[:size])
 		return netip.AddrPortFrom(address.Unmap(), binary.BigEndian.Uint16(b[size:]))
 	}
-	return connection{end(key), end(key[size+port:])}, true
+	return Connection{end(key), end(key[size+port:])}, true
 }

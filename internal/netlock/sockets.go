@@ -11,15 +11,16 @@ import (
 	"cucriu/internal/proc"
 )
 
-// connection is a TCP connection as one of its ends sees it.
-type connection struct {
-	local, remote netip.AddrPort
+// Connection is a TCP connection as one of its ends sees it.
+type Connection struct {
+	Local  netip.AddrPort `json:"local"`
+	Remote netip.AddrPort `json:"remote"`
 }
 
 // socket is an end of a connection that a process has open.
 type socket struct {
 	*os.File // shared with the process
-	connection
+	Connection
 }
 
 // socketsOf returns the connected TCP sockets of a process.
@@ -53,7 +54,7 @@ func closeAll(sockets []socket) {
 }
 
 // connectionOf returns the connection of a socket, and false if it has none or is not of TCP.
-func connectionOf(f *os.File) (c connection, ok bool) {
+func connectionOf(f *os.File) (c Connection, ok bool) {
 	_ = proc.Use(f, func(fd int) error {
 		if protocol, err := unix.GetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_PROTOCOL); err != nil || protocol != unix.IPPROTO_TCP {
 			return err
@@ -66,10 +67,10 @@ func connectionOf(f *os.File) (c connection, ok bool) {
 		if err != nil {
 			return err
 		}
-		c = connection{addrPort(local), addrPort(remote)}
+		c = Connection{addrPort(local), addrPort(remote)}
 		return nil
 	})
-	return c, c.local.IsValid() && c.remote.IsValid()
+	return c, c.Local.IsValid() && c.Remote.IsValid()
 }
 
 func addrPort(address unix.Sockaddr) netip.AddrPort {
@@ -80,6 +81,19 @@ func addrPort(address unix.Sockaddr) netip.AddrPort {
 		return netip.AddrPortFrom(netip.AddrFrom16(a.Addr).Unmap(), uint16(a.Port))
 	}
 	return netip.AddrPort{}
+}
+
+// Silence has the sockets end without a word to the other end.
+func (l *Locks) Silence() error {
+	var errs []error
+	for _, n := range l.namespaces {
+		for _, s := range n.sockets {
+			errs = append(errs, proc.Use(s.File, func(fd int) error {
+				return unix.SetsockoptInt(fd, unix.SOL_TCP, unix.TCP_REPAIR, 1)
+			}))
+		}
+	}
+	return errors.Join(errs...)
 }
 
 // leaveRepair has a socket send and receive again. It does nothing to one that does.

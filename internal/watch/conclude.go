@@ -139,6 +139,21 @@ func endDumped(ctx context.Context, s *session.Session) error {
 	return err
 }
 
+// endRestored ends the processes of a restore. Connections that the source keeps end here without a word.
+func endRestored(s *session.Session) error {
+	if s.Hold.KeepsConnections {
+		locks, err := engine.FindLocks(&s.Record)
+		if err == nil {
+			err = locks.Silence()
+			locks.Close()
+		}
+		if err != nil {
+			s.Env.Log.Warn("TCP connections of the job may end, which its source has, too", "session", s.Name(), "error", err)
+		}
+	}
+	return session.KillTree(&s.Record)
+}
+
 // endPatience is how long killed processes may take to end: the destination waits.
 const endPatience = 10 * time.Second
 

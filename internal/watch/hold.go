@@ -223,7 +223,7 @@ func concludeHeld(ctx context.Context, s *session.Session) (done bool, err error
 			return true, err
 		}
 	}
-	if err := session.KillTree(&s.Record); err != nil {
+	if err := endRestored(s); err != nil {
 		return true, err
 	}
 	return true, s.Close(journal.OutcomeKilled, "the copy here was ended (migration "+s.Hold.ID+")")

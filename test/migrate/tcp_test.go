@@ -1,6 +1,8 @@
 package migrate
 
 import (
+	"bytes"
+	"encoding/binary"
 	"encoding/json"
 	"fmt"
 	"io"
@@ -13,6 +15,7 @@ import (
 	"strings"
 	"sync/atomic"
 	"testing"
+	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -370,4 +373,138 @@ func TestTheAddressIsAskedBackByWhoRecovers(t *testing.T) {
 		w.is(w.from)
 		w.watch.Stop()
 	})
+}
+
+// hears gets what a server sends, and calls it again when the connection has ended.
+const hears = onTCP + `
+while True:
+    s = socket.create_connection((sys.argv[1], int(sys.argv[2])), source_address=(sys.argv[3], 0))
+    connections += 1
+    try:
+        for n in range(10**6):
+            bad += exactly(s, 4096) != block(n)
+            report()
+    except (OSError, EOFError):
+        s.close()
+`
+
+// TestNobodyAnswersForAJobThatIsOnItsWay: its address is at the destination before its sockets are, and
+// the other end sends what was not acknowledged again. Nor does a copy that the destination has restored, and
+// which is ended.
+func TestNobodyAnswersForAJobThatIsOnItsWay(t *testing.T) {
+	withEachNetworkLock(t, func(t *testing.T, p *hosts.Pair) {
+		moves := netip.MustParseAddr("10.77.0.9")
+		marks := t.TempDir()
+		mover := testenv.Script(t, fmt.Sprintf("touch %s/$1; while ! [ -e %[1]s/done-$1 ]; do sleep 0.01; done; rm %[1]s/done-$1", marks))
+		for _, on := range p.Hosts() {
+			p.A.AddAddress(moves)
+			s := talk(t, on)
+			w := &world{t: t, Pair: p, from: p.A, to: p.B, flags: []string{"--tcp", "keep", "--move-address", mover}}
+			host, port, _ := net.SplitHostPort(s.Addr().String())
+			w.work = p.A.StartProgram("python3", "-c", hears, host, port, moves.String())
+			w.work.WaitTicks(p.A, 3)
+			moved := func(where string, from, to *hosts.Host) {
+				testenv.Eventually(t, testenv.Soon, "the address is to be moved "+where, func() bool { return testenv.Exists(filepath.Join(marks, where)) })
+				if where == "there" {
+					from.RemoveAddress(moves)
+					to.AddAddress(moves)
+				}
+				before := s.again.Load()
+				testenv.Eventually(t, testenv.Soon, "the server sends again", func() bool { return s.ended.Load() > 0 || s.again.Load() > before+1 })
+				if where == "back" {
+					from.RemoveAddress(moves)
+					to.AddAddress(moves)
+				}
+				_ = os.Remove(filepath.Join(marks, where))
+				testenv.WriteFile(t, filepath.Join(marks, "done-"+where), "")
+			}
+			goesOn := func(at *hosts.Host) {
+				w.work.WaitTicks(at, 30)
+				if n, ended := connections(t, w.work, at), s.ended.Load(); n != 1 || ended != 0 {
+					t.Fatalf("server on %s: the job has made %d connections, and %d have ended", on.Name, n, ended)
+				}
+				withoutRules(t, p)
+			}
+			for _, point := range []string{"receive.blocked", "migrate.blocked"} {
+				testenv.WriteFile(t, filepath.Join(marks, "done-back"), "")
+				if status, at := w.begin(t, point, "kill").status(), w.end(t); status == 0 || at != p.A {
+					t.Fatalf("%s: exit status %d, the job is on %v", point, status, at)
+				}
+				goesOn(p.A)
+				_, _ = os.Remove(filepath.Join(marks, "done-back")), os.Remove(filepath.Join(marks, "back"))
+			}
+			for point, fault := range map[string]string{"migrate.ready": "error", "receive.restored": "kill"} {
+				m := w.begin(t, point, fault)
+				moved("there", p.A, p.B)
+				moved("back", p.B, p.A)
+				if status, at := m.status(), w.end(t); status == 0 || at != p.A {
+					t.Fatalf("%s: exit status %d, the job is on %v", point, status, at)
+				}
+				goesOn(p.A)
+			}
+			m := w.begin(t, "none", "kill")
+			moved("there", p.A, p.B)
+			if status := m.status(); status != 0 {
+				t.Fatalf("exit status %d", status)
+			}
+			goesOn(p.B)
+			killAny(w.work.All(p.B))
+			p.B.RemoveAddress(moves)
+		}
+	})
+}
+
+// talker sends blocks by itself.
+type talker struct {
+	net.Listener
+	ended, again atomic.Int32 // again is how often it has sent something a second time
+}
+
+func talk(t *testing.T, on *hosts.Host) *talker {
+	t.Helper()
+	l, err := on.Listen("tcp4", net.JoinHostPort(on.Addr.String(), "0"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { l.Close() })
+	s := &talker{Listener: l}
+	go func() {
+		for {
+			conn, err := l.Accept()
+			if err != nil {
+				return
+			}
+			go s.serve(conn)
+		}
+	}()
+	return s
+}
+
+func (s *talker) serve(conn net.Conn) {
+	over := make(chan struct{})
+	go func() {
+		defer close(over)
+		defer s.ended.Add(1)
+		defer conn.Close()
+		for n := range uint64(1e6) {
+			block := bytes.Repeat(binary.LittleEndian.AppendUint64(nil, n), 512)
+			if _, err := conn.Write(block); err != nil {
+				return
+			}
+			time.Sleep(5 * time.Millisecond)
+		}
+	}()
+	raw, err := conn.(*net.TCPConn).SyscallConn()
+	for err == nil {
+		select {
+		case <-over:
+			return
+		case <-time.After(5 * time.Millisecond):
+		}
+		err = raw.Control(func(fd uintptr) {
+			if info, err := unix.GetsockoptTCPInfo(int(fd), unix.SOL_TCP, unix.TCP_INFO); err == nil {
+				s.again.Store(int32(info.Total_retrans) + int32(info.Probes))
+			}
+		})
+	}
 }
