@@ -52,7 +52,7 @@ func TestAddressesAreFreed(t *testing.T) {
 			t.Errorf("%s: removed %d: %v", address, n, err)
 		}
 		anywhere := netip.AddrPortFrom(netip.IPv6Unspecified(), other.Port())
-		if n, err := FreeAddresses(t.Context(), []netip.AddrPort{ours, anywhere}, never); n != 1 || err != nil {
+		if n, err := FreeAddresses(t.Context(), []netip.AddrPort{ours, anywhere}, never); n < 1 || err != nil { // others of this machine may have one of this port
 			t.Errorf("%s: removed %d on all addresses: %v", address, n, err)
 		}
 	}

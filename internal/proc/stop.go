@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"strings"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -83,7 +84,37 @@ func Stop(ctx context.Context, procs ...*Process) error {
 			return err
 		}
 	}
-	return WaitStopped(ctx, procs...)
+	return AwaitStopped(ctx, procs, procs...)
+}
+
+// AwaitStopped is [KeepStopped] for processes of which some may be children of others. One that waits for
+// its vfork child to execute a program does not stop before that. If the child was stopped on the way there,
+// it is continued for a moment.
+func AwaitStopped(ctx context.Context, children []*Process, procs ...*Process) error {
+	const patience = 50 * time.Millisecond
+	for {
+		soon, cancel := context.WithTimeout(ctx, patience)
+		err := KeepStopped(soon, procs...)
+		cancel()
+		if !errors.Is(err, context.DeadlineExceeded) || ctx.Err() != nil {
+			return err
+		}
+		for _, child := range children {
+			status, err := ReadStatus(child.PID)
+			if err != nil || !slices.ContainsFunc(procs, func(p *Process) bool { return p.PID == status.PPID }) {
+				continue
+			}
+			if states, err := ThreadStates(status.PPID); err != nil || !strings.Contains(states, "D") {
+				continue
+			}
+			for _, sig := range []unix.Signal{unix.SIGCONT, unix.SIGSTOP} {
+				if err := child.Signal(sig); err != nil && !errors.Is(err, ErrGone) {
+					return err
+				}
+				time.Sleep(time.Millisecond) // there is no event for a stranger's exec
+			}
+		}
+	}
 }
 
 // WaitStopped waits until every thread of each process is stopped. The kernel reports a

@@ -431,12 +431,13 @@ func TestAJobThatCannotBeDumpedIsNotStopped(t *testing.T) {
 	})
 }
 
-// TestAJobWithoutCUDAIsPaused by a stop of all its processes.
+// TestAJobWithoutCUDAIsPaused by a stop of all its processes, of which one is between vfork and exec.
 func TestAJobWithoutCUDAIsPaused(t *testing.T) {
 	testenv.Simulated(t, func(t *testing.T) {
 		file := filepath.Join(t.TempDir(), "written")
 		a := &asked{Host: testenv.NewHost(t, 1), t: t, dir: filepath.Join(t.TempDir(), "D"), command: []string{
-			"/bin/sh", "-c", `(while [ ! -e "$0".stop ]; do printf . >>"$0"; sleep 0.01; done) & wait`, file,
+			"/bin/sh", "-c", `"$1" & (while [ ! -e "$0".stop ]; do printf . >>"$0"; sleep 0.01; done) & wait $!`, file,
+			testenv.Artefact(t, "make workload", "build", "workload", "vfork"),
 		}}
 		a.run()
 		size := func() int64 {

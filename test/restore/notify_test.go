@@ -1,6 +1,8 @@
 package restore
 
 import (
+	"os"
+	"path/filepath"
 	"strings"
 	"testing"
 
@@ -11,7 +13,8 @@ import (
 func goCriu(t *testing.T, host *testenv.Host, args ...string) (string, error) {
 	t.Helper()
 	out, err := host.Command(testenv.Artefact(t, "make build", "build", "test", "gocriu"), args...).CombinedOutput()
-	return string(out), err
+	log, _ := os.ReadFile(filepath.Join(args[len(args)-1], args[0]+".log"))
+	return string(out) + string(log), err
 }
 
 func TestNotifyDumpsAndRestores(t *testing.T) {
