@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"net/netip"
+	"slices"
 
 	"github.com/google/nftables"
 	"github.com/google/nftables/expr"
@@ -20,10 +21,14 @@ func Block(name string, connections []Connection) error {
 	chain := c.AddChain(&nftables.Chain{
 		Name: "input", Table: table, Type: nftables.ChainTypeFilter, Hooknum: nftables.ChainHookInput, Priority: nftables.ChainPriorityFilter,
 	})
-	for _, held := range connections {
-		c.AddRule(&nftables.Rule{Table: table, Chain: chain, Exprs: append(comesFor(held), &expr.Verdict{Kind: expr.VerdictDrop})})
+	err := c.Flush()
+	for some := range slices.Chunk(connections, 100) { // more do not fit into a message
+		for _, held := range some {
+			c.AddRule(&nftables.Rule{Table: table, Chain: chain, Exprs: append(comesFor(held), &expr.Verdict{Kind: expr.VerdictDrop})})
+		}
+		err = errors.Join(err, c.Flush())
 	}
-	if err := c.Flush(); err != nil {
+	if err != nil {
 		return fmt.Errorf("drop packets by nftables: %w", err)
 	}
 	return nil

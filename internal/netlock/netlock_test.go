@@ -4,6 +4,7 @@ import (
 	"bufio"
 	"context"
 	"encoding/binary"
+	"errors"
 	"fmt"
 	"io"
 	"net"
@@ -317,5 +318,38 @@ func TestAProgramRunsInsideANamespace(t *testing.T) {
 	must(t, err)
 	if strings.TrimSpace(out) != theirs {
 		t.Errorf("it ran in %s, want %s", out, theirs)
+	}
+}
+
+// TestManyConnectionsAreBlocked, and let through again, as often as is asked.
+func TestManyConnectionsAreBlocked(t *testing.T) {
+	var many []Connection
+	for port := range uint16(3000) {
+		v4 := netip.AddrPortFrom(netip.MustParseAddr("10.77.0.2"), port+1)
+		v6 := netip.AddrPortFrom(netip.MustParseAddr("2001:db8::2"), port+1)
+		many = append(many, Connection{v4, v4}, Connection{v6, v6})
+	}
+	const name = "0123456789abcdef"
+	c := new(nftables.Conn)
+	rules := func() (n int, err error) {
+		tables, err := c.ListTablesOfFamily(nftables.TableFamilyINet)
+		for _, table := range tables {
+			all, rulesErr := c.GetRules(table, &nftables.Chain{Name: "input", Table: table})
+			n, err = n+len(all), errors.Join(err, rulesErr)
+		}
+		return n, err
+	}
+	var blocked, left int
+	var errs [6]error
+	proc.OnOwnThread(func() {
+		errs[0] = unix.Unshare(unix.CLONE_NEWNET)
+		errs[1] = Block(name, many)
+		blocked, errs[2] = rules()
+		errs[3], errs[4] = Unblock(name), Unblock(name)
+		left, errs[5] = rules()
+	})
+	must(t, errors.Join(errs[:]...))
+	if blocked != len(many) || left != 0 {
+		t.Errorf("%d rules, want %d; %d are left", blocked, len(many), left)
 	}
 }
