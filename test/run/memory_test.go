@@ -95,7 +95,10 @@ func TestMemoryThatDidNotChangeIsWrittenOnce(t *testing.T) {
 		const mib = 64
 		w := newMixedWorld(t)
 		w.host.Setenv(memoryVariable, strconv.Itoa(mib))
-		r := w.run()
+		r := w.run("--every", "0")
+		w.ticks(1) // it has filled its memory
+		r.kill()
+		r = w.run()
 		r.verified(4)
 		made := w.isSmall(0, mib<<20)
 		r.killsAll()
