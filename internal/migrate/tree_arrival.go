@@ -57,18 +57,18 @@ func (a *heldTree) decide(ctx context.Context, next commit.DestinationState) (er
 	case commit.Promised:
 		return watch.Promise(ctx, a.host, a.id)
 	case commit.Go:
-		if _, err = watch.Decide(ctx, a.host, a.id, journal.RunHere); err == nil {
-			err = netlock.Unblock(a.id)
-		}
+		_, err = watch.Decide(ctx, a.host, a.id, journal.RunHere)
 	case commit.Dropped:
 		if _, err = watch.Decide(ctx, a.host, a.id, journal.EndHere); errors.Is(err, os.ErrNotExist) {
 			err = nil
 		}
-		if err == nil {
-			err = netlock.Unblock(a.id)
-		}
+	default:
+		return nil
 	}
-	return err
+	if err != nil {
+		return err
+	}
+	return netlock.Unblock(a.id)
 }
 
 // treeArrival is the destination's side of the migration of a process tree.

@@ -107,6 +107,10 @@ func AwaitStopped(ctx context.Context, children []*Process, procs ...*Process) e
 			if states, err := ThreadStates(status.PPID); err != nil || !strings.Contains(states, "D") {
 				continue
 			}
+			// Only such a child shares the memory. Of one that waits for a disk, the children are held for a reason.
+			if memory, _, err := SharedTables(status.PPID, child.PID); err != nil || !memory {
+				continue
+			}
 			for _, sig := range []unix.Signal{unix.SIGCONT, unix.SIGSTOP} {
 				if err := child.Signal(sig); err != nil && !errors.Is(err, ErrGone) {
 					return err
