@@ -183,27 +183,34 @@ type server struct {
 
 func serve(t *testing.T, on *hosts.Host) *server {
 	t.Helper()
+	s := new(server)
+	s.Listener = listen(t, on, func(conn net.Conn) {
+		s.calls.Add(1)
+		_, _ = io.Copy(conn, conn)
+		conn.Close()
+		s.ended.Add(1)
+	})
+	return s
+}
+
+// listen has a host listen, and serves each connection beside the test.
+func listen(t *testing.T, on *hosts.Host, serve func(net.Conn)) net.Listener {
+	t.Helper()
 	l, err := on.Listen("tcp4", net.JoinHostPort(on.Addr.String(), "0"))
 	if err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { l.Close() })
-	s := &server{Listener: l}
 	go func() {
 		for {
 			conn, err := l.Accept()
 			if err != nil {
 				return
 			}
-			s.calls.Add(1)
-			go func() {
-				_, _ = io.Copy(conn, conn)
-				conn.Close()
-				s.ended.Add(1)
-			}()
+			go serve(conn)
 		}
 	}()
-	return s
+	return l
 }
 
 func (s *server) caller(on *hosts.Host, from netip.Addr) *hosts.Job {
@@ -397,12 +404,20 @@ func TestNobodyAnswersForAJobThatIsOnItsWay(t *testing.T) {
 		marks := t.TempDir()
 		mover := testenv.Script(t, fmt.Sprintf("touch %s/$1; while ! [ -e %[1]s/done-$1 ]; do sleep 0.01; done; rm %[1]s/done-$1", marks))
 		for _, on := range p.Hosts() {
-			p.A.AddAddress(moves)
-			s := talk(t, on)
+			var s *talker
 			w := &world{t: t, Pair: p, from: p.A, to: p.B, flags: []string{"--tcp", "keep", "--move-address", mover}}
-			host, port, _ := net.SplitHostPort(s.Addr().String())
-			w.work = p.A.StartProgram("python3", "-c", hears, host, port, moves.String())
-			w.work.WaitTicks(p.A, 3)
+			starts := func() {
+				p.A.AddAddress(moves)
+				s = talk(t, on)
+				host, port, _ := net.SplitHostPort(s.Addr().String())
+				w.work = p.A.StartProgram("python3", "-c", hears, host, port, moves.String())
+				w.work.WaitTicks(p.A, 3)
+			}
+			ends := func() {
+				killAny(w.work.All(p.B))
+				p.B.RemoveAddress(moves)
+			}
+			starts()
 			moved := func(where string, from, to *hosts.Host) {
 				testenv.Eventually(t, testenv.Soon, "the address is to be moved "+where, func() bool { return testenv.Exists(filepath.Join(marks, where)) })
 				if where == "there" {
@@ -448,8 +463,17 @@ func TestNobodyAnswersForAJobThatIsOnItsWay(t *testing.T) {
 				t.Fatalf("exit status %d", status)
 			}
 			goesOn(p.B)
-			killAny(w.work.All(p.B))
-			p.B.RemoveAddress(moves)
+			ends()
+
+			starts()
+			m = w.begin(t, "restore.decided", "kill") // the source asks again, or recover does
+			moved("there", p.A, p.B)
+			_ = m.status()
+			if at := w.end(t); at != p.B {
+				t.Fatalf("the job is on %v", at)
+			}
+			goesOn(p.B)
+			ends()
 		}
 	})
 }
@@ -462,21 +486,8 @@ type talker struct {
 
 func talk(t *testing.T, on *hosts.Host) *talker {
 	t.Helper()
-	l, err := on.Listen("tcp4", net.JoinHostPort(on.Addr.String(), "0"))
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { l.Close() })
-	s := &talker{Listener: l}
-	go func() {
-		for {
-			conn, err := l.Accept()
-			if err != nil {
-				return
-			}
-			go s.serve(conn)
-		}
-	}()
+	s := new(talker)
+	s.Listener = listen(t, on, s.serve)
 	return s
 }
 
