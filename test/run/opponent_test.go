@@ -116,16 +116,42 @@ func TestAWholeCheckpointIsTriedTwice(t *testing.T) {
 		s := w.stopAt("jobs.restored")
 		r = w.runAs(s.host)
 		s.await(r)
-		inside := w.victims(insideKilled)[0]
-		must(t, unix.Kill(inside, unix.SIGSTOP))
-		status, err := proc.ReadStatus(inside)
-		must(t, err)
-		r.awaits("nsenter is stopped", func() bool { return testenv.ThreadStates(t, status.PPID)[status.PPID] == 'T' })
+		r.stopsInside()
 		w.kills(insideKilled)
 		s.goOn()
 		r.says("trying again")
 		r.resumed(newest)
 		w.finish(r)
+		inOrder(t, w)
+	})
+}
+
+// stopsInside stops who works for a supervisor in the sandbox, and nsenter(1) with it.
+func (r *run) stopsInside() {
+	r.w.t.Helper()
+	inside := r.w.victims(insideKilled)[0]
+	must(r.w.t, unix.Kill(inside, unix.SIGSTOP))
+	status, err := proc.ReadStatus(inside)
+	must(r.w.t, err)
+	r.awaits("nsenter is stopped", func() bool { return testenv.ThreadStates(r.w.t, status.PPID)[status.PPID] == 'T' })
+}
+
+// TestWhoIsStoppedWithoutASupervisorDoesNotKeepASandbox from being ended: its parent must reap it.
+func TestWhoIsStoppedWithoutASupervisorDoesNotKeepASandbox(t *testing.T) {
+	testenv.Simulated(t, func(t *testing.T) {
+		w := newWorld(t)
+		r := w.run()
+		r.verified(1)
+		r.killsAll()
+		newest := w.newest()
+		s := w.stopAt("jobs.restored")
+		r = w.runAs(s.host)
+		s.await(r)
+		r.stopsInside()
+		r.kill()
+		w.kills(insideKilled)
+		s.goOn()
+		w.finish(w.goesOn(newest))
 		inOrder(t, w)
 	})
 }

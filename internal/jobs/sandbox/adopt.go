@@ -142,7 +142,10 @@ func (p *Sandbox) killAdopted() error {
 func waitKilled(process *proc.Process) error {
 	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
 	defer cancel()
-	return process.WaitExit(ctx)
+	if err := process.WaitExit(ctx); err != nil {
+		return fmt.Errorf("%v was killed and has not ended: %w", process, err)
+	}
+	return nil
 }
 
 // killTree kills a process and all its descendants, and returns when it has ended. They are

@@ -70,14 +70,18 @@ func New(ctx context.Context, dir, runDir string, spec Spec) (*Sandbox, error) {
 	cmd := self.Command(CommandUnshare, dir)
 	cmd.Stderr = said
 	cmd.ExtraFiles = []*os.File{theirs, heard} // become readyFD and goFD
-	cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true}
+	cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true, Pdeathsig: unix.SIGCONT}
 	err = cmd.Start()
 	theirs.Close()
 	heard.Close()
 	if err != nil {
 		return nil, fmt.Errorf("make a sandbox for the job: %w", err)
 	}
-	go func() { _ = cmd.Wait() }() // it lives as long as the sandbox
+	ended := make(chan struct{})
+	go func() { // it lives as long as the sandbox
+		defer close(ended)
+		_ = cmd.Wait()
+	}()
 	stop := context.AfterFunc(ctx, func() { _ = answer.SetReadDeadline(time.Now()) })
 	defer stop()
 	var r ready
@@ -85,6 +89,12 @@ func New(ctx context.Context, dir, runDir string, spec Spec) (*Sandbox, error) {
 		_ = cmd.Process.Kill() // init ends when it finds nobody to tell
 		text, _ := os.ReadFile(said.Name())
 		return nil, fmt.Errorf("make a sandbox for the job: %w: %s", err, strings.TrimSpace(string(text)))
+	}
+	if r.Status != 0 || r.Error != "" { // until it has ended, it counts as the job
+		select {
+		case <-ended:
+		case <-time.After(time.Minute):
+		}
 	}
 	if r.Status != 0 {
 		return nil, &job.NotStartedError{Err: fmt.Errorf("%s", r.Error), Status: r.Status}
@@ -194,8 +204,9 @@ func (p *Sandbox) Command(ctx context.Context, args ...string) *exec.Cmd {
 	cmd := exec.CommandContext(ctx, args[0], args[1:]...)
 	cmd.Env = append(os.Environ(), "CUCRIU_RUN_DIR="+p.RunDir)
 	cmd.Dir = "/"
-	// Signals to the group of the supervisor (Ctrl-C, timeout(1)) are for the supervisor alone.
-	cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true}
+	// Signals to the group of the supervisor (Ctrl-C, timeout(1)) are for the supervisor alone. nsenter(1) stops itself
+	// with what it has started: if nobody is left who continues it, what that leaves keeps the sandbox from ending.
+	cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true, Pdeathsig: unix.SIGCONT}
 	return cmd
 }
 
