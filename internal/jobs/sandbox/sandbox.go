@@ -70,7 +70,7 @@ func New(ctx context.Context, dir, runDir string, spec Spec) (*Sandbox, error) {
 	cmd := self.Command(CommandUnshare, dir)
 	cmd.Stderr = said
 	cmd.ExtraFiles = []*os.File{theirs, heard} // become readyFD and goFD
-	cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true, Pdeathsig: unix.SIGCONT}
+	cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true}
 	err = cmd.Start()
 	theirs.Close()
 	heard.Close()
@@ -174,7 +174,7 @@ func Attach(dir string) (*Sandbox, error) {
 	case err != nil:
 		return nil, err
 	case p.init.Exiting():
-		if err := waitKilled(p.init); err != nil {
+		if err := awaitEnd(p.init); err != nil {
 			return nil, errors.Join(fmt.Errorf("the job's sandbox is ending: %w", err), p.Close())
 		}
 		return nil, errors.Join(ErrGone, p.Close())
@@ -204,9 +204,8 @@ func (p *Sandbox) Command(ctx context.Context, args ...string) *exec.Cmd {
 	cmd := exec.CommandContext(ctx, args[0], args[1:]...)
 	cmd.Env = append(os.Environ(), "CUCRIU_RUN_DIR="+p.RunDir)
 	cmd.Dir = "/"
-	// Signals to the group of the supervisor (Ctrl-C, timeout(1)) are for the supervisor alone. nsenter(1) stops itself
-	// with what it has started: if nobody is left who continues it, what that leaves keeps the sandbox from ending.
-	cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true, Pdeathsig: unix.SIGCONT}
+	// Signals to the group of the supervisor (Ctrl-C, timeout(1)) are for the supervisor alone.
+	cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true}
 	return cmd
 }
 
@@ -250,8 +249,57 @@ func (p *Sandbox) Kill() error {
 	if err := p.init.Signal(unix.SIGKILL); err != nil && !errors.Is(err, proc.ErrGone) {
 		return err
 	}
-	return waitKilled(p.init)
+	return awaitEnd(p.init)
 }
+
+// awaitEnd waits until init, which is killed or ends by itself, has ended: all processes of the sandbox
+// are reaped then. An nsenter(1) stops itself with what it has started there, and does not reap it before
+// it is continued. Who did that may have been killed.
+func awaitEnd(init *proc.Process) error {
+	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
+	defer cancel()
+	for {
+		look, over := context.WithTimeout(ctx, time.Second)
+		err := init.WaitExit(look)
+		over()
+		if err == nil {
+			return nil
+		}
+		if ctx.Err() != nil || !errors.Is(err, context.DeadlineExceeded) {
+			return fmt.Errorf("%v was killed and has not ended: %w", init, err)
+		}
+		if err := continueParents(init.PID); err != nil {
+			return err
+		}
+	}
+}
+
+// continueParents continues the parents of the zombies of a sandbox.
+func continueParents(init int) error {
+	namespace, err := os.Stat(pidNamespace(init))
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	pids, err := proc.All()
+	if err != nil {
+		return err
+	}
+	for _, pid := range pids {
+		status, err := proc.ReadStatus(pid)
+		if err != nil || !status.Ended || pid == init {
+			continue
+		}
+		if is, err := os.Stat(pidNamespace(pid)); err == nil && os.SameFile(is, namespace) {
+			_ = unix.Kill(status.PPID, unix.SIGCONT) // unless it is continued, its child keeps this pid in use
+		}
+	}
+	return nil
+}
+
+func pidNamespace(pid int) string { return fmt.Sprintf("/proc/%d/ns/pid", pid) }
 
 // Close lets go of the sandbox, which stays.
 func (p *Sandbox) Close() error {
