@@ -137,12 +137,22 @@ func TestALongJobThatIsToMoveOnIsNotForgotten(t *testing.T) {
 		p := hosts.New(t, hosts.Options{OneBootID: true})
 		j := startJob(t, p, p.A)
 		j.Prepare(p.B)
-		p.A.UseFailpoint("migrate.told=kill")
-		if out, err := p.A.Try("cucriu", "migrate", "--job", "train", "--to", "b"); testenv.ExitStatus(err) != -1 {
-			t.Fatalf("the source was not killed: %v: %s", err, out)
+		p.A.UseFailpoint("migrate.told=hang") // killed there, it might take what it has told to ssh with it
+		source := p.A.Command(t.Context(), "cucriu", "migrate", "--job", "train", "--to", "b")
+		if err := source.Start(); err != nil {
+			t.Fatal(err)
 		}
 		p.A.Setenv("CUCRIU_FAILPOINT", "")
-		testenv.Eventually(t, testenv.Soon, "the job is there", func() bool { return j.listed(p.B, "running") && len(receives(p.B)) == 0 })
+		testenv.Eventually(t, testenv.Soon, "the job is there", func() bool { return j.listed(p.B, "running") })
+		for _, process := range p.A.Find("migrate", "--job") {
+			if err := process.Kill(); err != nil {
+				t.Error(err)
+			}
+		}
+		if err := source.Wait(); testenv.ExitStatus(err) != -1 {
+			t.Fatalf("the source was not killed: %v", err)
+		}
+		awaitEnd(t, receives(p.B)...)
 		p.B.UseFailpoint("job.ahead=error")
 		j.fails(p.B, p.A, 1, "job.ahead", "keeps running here")
 		p.B.Setenv("CUCRIU_FAILPOINT", "")

@@ -249,18 +249,37 @@ func (w *world) report() report {
 // checks makes a CUDA job compare all its memory.
 func (w *world) checks() {
 	w.t.Helper()
-	var place *placeRecord // it is written when the job runs already
+	var place *placeRecord // it is written when the job runs already, and may still be that of a sandbox before
 	testenv.Eventually(w.t, testenv.Soon, "the job's sandbox is on record", func() bool {
-		place = w.place()
-		return place != nil
+		if place = w.place(); place == nil {
+			return false
+		}
+		tree, err := proc.Tree(place.Init.PID)
+		return err == nil && len(tree) > 1
 	})
 	job := testenv.JobOf(w.t, place.Init.PID)
 	job.Dirs = []string{w.cuda}
 	job.WaitTicks(3)
 	job.Check()
+	held := ""
+	defer func() {
+		if held != "" {
+			w.t.Log(held)
+		}
+	}()
 	testenv.Eventually(w.t, testenv.Soon, "no thread of the job is stopped", func() bool { // a checkpoint may stop them for a while
 		tree, err := proc.Tree(place.Init.PID)
-		return err == nil && !slices.ContainsFunc(tree, func(pid int) bool { return !isOurs(pid) && testenv.HeldThread(pid) != "" })
+		if err != nil {
+			held = err.Error()
+			return false
+		}
+		held = ""
+		for _, pid := range tree {
+			if !isOurs(pid) && held == "" {
+				held = testenv.HeldThread(pid)
+			}
+		}
+		return held == ""
 	})
 }
 
