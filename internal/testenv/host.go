@@ -164,13 +164,19 @@ func (h *Host) CucriuCommand(args ...string) *exec.Cmd {
 	return h.Command(filepath.Join(filepath.Dir(h.HookBin), "cucriu"), args...)
 }
 
-// Eventually waits until a condition holds, and fails the test if that takes too long.
+// Eventually waits until a condition holds, and fails the test if that takes too long. Looking takes a fifth of a
+// CPU at most, because many tests wait at once.
 func Eventually(t testing.TB, within time.Duration, what string, condition func() bool) {
 	t.Helper()
-	for deadline := time.Now().Add(within); !condition(); time.Sleep(5 * time.Millisecond) {
+	for deadline := time.Now().Add(within); ; {
+		begin := time.Now()
+		if condition() {
+			return
+		}
 		if time.Now().After(deadline) {
 			t.Fatalf("not within %v: %s", within, what)
 		}
+		time.Sleep(min(max(5*time.Millisecond, 4*time.Since(begin)), 50*time.Millisecond))
 	}
 }
 

@@ -10,5 +10,5 @@ import (
 )
 
 func TestMain(m *testing.M) {
-	testenv.Main(m)
+	testenv.Main(m, 4)
 }

@@ -67,7 +67,7 @@ func (w *world) begin(t *testing.T, r row) {
 		// The parent reports that the child was killed, and criu does not restore a log
 		// file that has grown since the dump.
 		quiet := []string{"/bin/sh", "-c", `exec "$@" 2>/dev/null`, "sh"}
-		w.job = w.host.StartUnder(quiet, 2, "--procs", "2", "--loaders", r.workers(), "--mib", strconv.Itoa(r.memory()), "--spin", "event-sync", "--tick-ms", "30")
+		w.job = w.host.StartUnder(quiet, 2, "--procs", "2", "--loaders", r.workers(), "--mib", strconv.Itoa(r.memory()), "--spin", "event-sync", "--tick-ms", "60")
 		w.target = w.job.MustStatus(1).PID
 		w.empty(t, w.good)
 	}

@@ -96,13 +96,13 @@ static long cpu_ms(void)
 
 /*
  * The first ticks after that come without a pause: each rank is ahead by a number of its own.
- * Else the pause is so long that the job takes a fifth of a CPU at most, because many jobs
+ * Else the pause is so long that the job takes a tenth of a CPU at most, because many jobs
  * are tested at once. (A restored thread begins to count anew.)
  */
 static void pause_after_tick(const struct worker *w)
 {
 	static long before;
-	long now = cpu_ms(), least = w->options->tick_ms, pause = 4 * (now - before);
+	long now = cpu_ms(), least = w->options->tick_ms, pause = 9 * (now - before);
 
 	before = now;
 	if (pause > 1000)
