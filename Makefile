@@ -30,7 +30,7 @@ SOAK_TESTS   ?= TestNoJobIsLostInACrowd|TestALongJobSurvivesEverything|TestNoMov
 export CRIU_RELEASE ?=
 
 # The suites of commands that run on real GPUs, too: `run.sh` of the bundle names them.
-GPU_SUITES := ./test/dump ./test/restore ./test/check ./test/suspend
+GPU_SUITES := ./test/dump ./test/restore ./test/check ./test/suspend ./test/guest
 
 # The packages whose tests `make gpu-bundle` takes along as test binaries.
 GPU_TEST_PACKAGES ?= ./test/conformance $(GPU_SUITES) ./test/programs ./test/migrate
@@ -45,10 +45,15 @@ DESTDIR ?=
 ##@ Build
 
 .PHONY: build
-build: need-go ## bin/cucriu, bin/cucriu-hook and bin/cuda-checkpoint, and for the tests build/test: the bench, and programs that fail on request
+build: need-go guest ## bin/cucriu, bin/cucriu-hook and bin/cuda-checkpoint, and for the tests build/test: the bench, and programs that fail on request
 	$(GOBUILD) -o bin/ ./cmd/cucriu ./cmd/cucriu-hook ./cmd/cuda-checkpoint
 	$(GOBUILD) -tags failpoint -o build/test/ ./cmd/cucriu ./cmd/cucriu-hook ./test/gocriu ./test/bench ./test/bench/serial-hook
 	cd test/embed && $(GOBUILD) -tags failpoint -o ../../build/test/embed .
+
+# Without a C compiler the programs have no library for jobs.
+.PHONY: guest
+guest: need-go
+	if [[ -n "$$(type -P gcc)" ]]; then $(MAKE) -C internal/guest/lib; fi
 
 .PHONY: sim
 sim: need-gcc ## the simulated driver, build/cudasim

@@ -3,7 +3,7 @@
 #   run.sh                       everything
 #   run.sh conformance           only the conformance table
 #   run.sh demo                  only the demo
-#   run.sh dump [TEST REGEX]     one of the suites on real criu: dump, restore, check, suspend
+#   run.sh dump [TEST REGEX]     one of the suites on real criu: dump, restore, check, suspend, guest
 #   run.sh programs [REGEX]      programs as people write them, one or all; the table is programs.md
 # not in everything:
 #   run.sh bench [FLAGS]         the benchmark (--help)
@@ -53,7 +53,7 @@ fi
 if [[ $what == all || $what == conformance ]]; then
 	CUCRIU_CONFORMANCE_OUT=$out/conformance.md tests conformance "${CUCRIU_LIMIT:-400}" test/conformance
 fi
-for suite in dump restore check suspend; do
+for suite in dump restore check suspend guest; do
 	if [[ $what == all || $what == "$suite" ]]; then
 		tests "$suite" "${CUCRIU_LIMIT:-550}" "test/$suite" -test.parallel=1 -test.run "${2:-.}"
 	fi

@@ -206,7 +206,7 @@ func (u peerUse) advice() string {
 	const oneGPU = "CUDA_VISIBLE_DEVICES naming one GPU for each process"
 	switch {
 	case u.jax:
-		return "start it with " + oneGPU + "; with several, XLA_PYTHON_CLIENT_PREALLOCATE=false is enough only while no array takes 512 MiB"
+		return "start it by cucriu run --guest auto, or with " + oneGPU + "; with several, XLA_PYTHON_CLIENT_PREALLOCATE=false is enough only while no array takes 512 MiB"
 	case u.pyTorch:
 		return "start it with " + pyTorchOldName + "=expandable_segments:True, or with " + oneGPU
 	}

@@ -12,6 +12,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"cucriu/internal/guest"
 	"cucriu/internal/jobs/inside"
 	"cucriu/internal/jobs/job"
 	"cucriu/internal/jobs/sandbox"
@@ -178,6 +179,12 @@ func (s *starter) start(ctx context.Context) error {
 		return err
 	}
 	env, notes := job.Choice{With: s.Settings, Without: s.NoSettings}.Apply(g.Renumber(environment(s.Options)), len(g.Visible))
+	if s.Guest && len(g.Visible) > 1 {
+		env, err = s.withGuest(env)
+		if err != nil {
+			return err
+		}
+	}
 	for _, note := range notes {
 		s.say(note)
 	}
@@ -197,6 +204,27 @@ func (s *starter) start(ctx context.Context) error {
 	}
 	s.tell(Event{Event: EventStarted, Message: fmt.Sprintf("%s: %s", s.record.Name, strings.Join(s.record.Command, " "))})
 	return s.openRoot()
+}
+
+// withGuest has the job's programs load the library. A job that cannot have it runs without.
+func (s *starter) withGuest(env []string) ([]string, error) {
+	var version string
+	driver, err := s.hook.OpenDriver()
+	if err == nil {
+		version, err = driver.DriverVersion()
+	}
+	if err == nil {
+		err = guest.Unfit(s.Dir, version, s.user != nil && s.user.Credential.Uid != uint32(os.Geteuid()))
+	}
+	if err != nil {
+		s.say(fmt.Sprintf("--guest is left out: %v", err))
+		return env, nil
+	}
+	if err := guest.Place(s.Dir); err != nil {
+		return nil, fmt.Errorf("library for the job: %w", err)
+	}
+	s.say(fmt.Sprintf("LD_PRELOAD=%s is set (large allocations are made of parts, so that a process that uses several GPUs can be restored; --guest off leaves it out)", filepath.Join(s.Dir, guest.File)))
+	return guest.Preload(env, s.Dir), nil
 }
 
 // newSandbox makes a sandbox that shows these GPUs.

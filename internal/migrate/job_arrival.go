@@ -13,6 +13,7 @@ import (
 	"cucriu/hooks"
 	"cucriu/hooks/preflight"
 	"cucriu/internal/durable"
+	"cucriu/internal/guest"
 	"cucriu/internal/inspect"
 	"cucriu/internal/jobs"
 	"cucriu/internal/jobs/store"
@@ -434,6 +435,11 @@ func (d *jobArrival) takeOther(f jobFile) error {
 		}
 		if !d.isRecordOf(of) {
 			return errors.New("the record that was sent belongs to another job")
+		}
+	}
+	if f.Name == guest.File {
+		if err := os.Chmod(from, guest.Mode); err != nil { // criu compares it
+			return err
 		}
 	}
 	if err := durable.Sync(from); err != nil {

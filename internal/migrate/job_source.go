@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"cucriu/hooks"
+	"cucriu/internal/guest"
 	"cucriu/internal/jobs"
 	"cucriu/internal/jobs/life"
 	"cucriu/internal/jobs/store"
@@ -293,11 +294,11 @@ func (s *jobSource) collect(last bool) (m jobManifest, paths []string, err error
 		}
 		m.Checkpoints = append(m.Checkpoints, c)
 	}
-	if !last {
-		return m, paths, nil
+	others := []string{guest.File} // the checkpoints need it
+	if last {
+		m.Newest, others = newest.Name, jobs.TravelFiles()
 	}
-	m.Newest = newest.Name
-	for _, name := range jobs.TravelFiles() {
+	for _, name := range others {
 		path := filepath.Join(s.dir, name)
 		switch _, err := os.Lstat(path); {
 		case err == nil:

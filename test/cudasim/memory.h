@@ -20,6 +20,8 @@ struct allocation {
 	int device; /* index in sim.device */
 	CUcontext context; /* NULL: made by cuMemCreate, and of no context */
 	bool released;	   /* of cuMemCreate: the handle is given back, and only a mapping holds it */
+	unsigned retained; /* how often the handle was taken once more */
+	int handle_types;  /* of cuMemCreate */
 	CUmempool pool;	   /* it is from, or NULL */
 	uint32_t access;   /* of cuMemCreate: the devices that cuMemSetAccess has let in, as bits */
 	bool fabric;	   /* large enough for other GPUs to reach it as fabric memory, and never restored: see peer.c */

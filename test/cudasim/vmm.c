@@ -73,6 +73,7 @@ EXPORT CUresult cuMemCreate(CUmemHandle *out, size_t n, const CUmemAllocationPro
 		struct allocation *a = memory_new(numa ? MEMORY_HOST_NUMA : MEMORY_DEVICE, device, NULL, n);
 		if (a) {
 			a->va = 0;
+			a->handle_types = prop->handleTypes;
 			*out = (CUmemHandle)(uintptr_t)a;
 		} else {
 			r = CUDA_ERROR_OUT_OF_MEMORY;
@@ -90,6 +91,8 @@ EXPORT CUresult cuMemRelease(CUmemHandle handle)
 	struct allocation *a = handle_of(handle);
 	if (!a)
 		r = CUDA_ERROR_INVALID_VALUE;
+	else if (a->retained)
+		a->retained--;
 	else if (a->va)
 		a->released = true;
 	else
@@ -104,9 +107,9 @@ EXPORT CUresult cuMemMap(CUdeviceptr p, size_t n, size_t offset, CUmemHandle han
 	if (r)
 		return r;
 	struct allocation *a = handle_of(handle);
-	if (!a || !p || p % GRANULE || offset || flags || n != a->size || memory_find(p))
+	if (!a || !p || p % GRANULE || !n || flags || memory_find(p))
 		r = CUDA_ERROR_INVALID_VALUE;
-	else if (a->va)
+	else if (offset || n != a->size || a->va)
 		r = CUDA_ERROR_NOT_SUPPORTED; /* a second time: not simulated */
 	else if (a->va = p, a->kind != MEMORY_IMPORTED)
 		a->offset = p - SIM_VA_BASE;
@@ -121,7 +124,9 @@ EXPORT CUresult cuMemUnmap(CUdeviceptr p, size_t n)
 		return r;
 	for (CUdeviceptr at = p; at < p + n && !r;) {
 		struct allocation *a = memory_find(at);
-		if (!a || a->context || a->va != at || a->size > p + n - at) {
+		if (!a) { /* what is not mapped is left out */
+			at += GRANULE;
+		} else if (a->context || a->va != at || a->size > p + n - at) {
 			r = CUDA_ERROR_INVALID_VALUE;
 		} else {
 			at += a->size;
@@ -160,6 +165,88 @@ EXPORT CUresult cuMemSetAccess(CUdeviceptr p, size_t n, const CUmemAccessDesc *a
 		}
 		at = a->va + a->size;
 	}
+	gate_leave();
+	return r;
+}
+
+EXPORT CUresult cuMemGetAccess(unsigned long long *flags, const CUmemLocation *location, CUdeviceptr p)
+{
+	CUresult r = gate_enter();
+	if (r)
+		return r;
+	struct allocation *a = memory_find(p);
+	int device = location ? location_device(*location) : -1;
+	if (!flags || !a || a->context || device < 0)
+		r = CUDA_ERROR_INVALID_VALUE;
+	else
+		*flags = a->access >> device & 1 ? 3 : 0;
+	gate_leave();
+	return r;
+}
+
+EXPORT CUresult cuMemRetainAllocationHandle(CUmemHandle *out, void *p)
+{
+	CUresult r = gate_enter();
+	if (r)
+		return r;
+	struct allocation *a = memory_find((CUdeviceptr)(uintptr_t)p);
+	if (!out || !a || a->context || a->pool) {
+		r = CUDA_ERROR_INVALID_VALUE;
+	} else {
+		if (!a->released)
+			a->retained++;
+		a->released = false;
+		*out = (CUmemHandle)(uintptr_t)a;
+	}
+	gate_leave();
+	return r;
+}
+
+EXPORT CUresult cuMemGetAllocationPropertiesFromHandle(CUmemAllocationProp *out, CUmemHandle handle)
+{
+	CUresult r = gate_enter();
+	if (r)
+		return r;
+	struct allocation *a = handle_of(handle);
+	if (!out || !a)
+		r = CUDA_ERROR_INVALID_VALUE;
+	else
+		*out = (CUmemAllocationProp){CU_MEM_ALLOCATION_TYPE_PINNED, a->handle_types, {CU_MEM_LOCATION_TYPE_DEVICE, a->device}, NULL, {0}};
+	gate_leave();
+	return r;
+}
+
+/* Of what is mapped. An allocation that is mapped is known by where it lies. */
+EXPORT CUresult cuMemGetAddressRange_v2(CUdeviceptr *base, size_t *n, CUdeviceptr p)
+{
+	CUresult r = gate_enter();
+	if (r)
+		return r;
+	struct allocation *a = memory_find(p);
+	if (a && base)
+		*base = a->va;
+	if (a && n)
+		*n = a->size;
+	gate_leave();
+	return a ? CUDA_SUCCESS : CUDA_ERROR_NOT_FOUND;
+}
+
+EXPORT CUresult cuPointerGetAttribute(void *out, int attribute, CUdeviceptr p)
+{
+	CUresult r = gate_enter();
+	if (r)
+		return r;
+	struct allocation *a = memory_find(p);
+	if (!out || !a)
+		r = CUDA_ERROR_INVALID_VALUE;
+	else if (attribute == CU_POINTER_ATTRIBUTE_BUFFER_ID)
+		*(unsigned long long *)out = (uintptr_t)a;
+	else if (attribute == CU_POINTER_ATTRIBUTE_MAPPING_BASE_ADDR)
+		*(CUdeviceptr *)out = a->va;
+	else if (attribute == CU_POINTER_ATTRIBUTE_MAPPING_SIZE)
+		*(size_t *)out = a->size;
+	else
+		r = CUDA_ERROR_NOT_SUPPORTED; /* not simulated */
 	gate_leave();
 	return r;
 }

@@ -9,6 +9,7 @@ import (
 	"testing"
 	"time"
 
+	"cucriu/internal/guest"
 	"cucriu/internal/testenv"
 	"cucriu/internal/testenv/hosts"
 )
@@ -157,6 +158,20 @@ func TestALongJobMovesThereAndBack(t *testing.T) {
 		j.move(p.B, p.A)
 		j.move(p.A, p.B)
 		stop()
+	})
+}
+
+// TestALongJobTakesItsLibraryAlong: criu maps the file again that the job had mapped.
+func TestALongJobTakesItsLibraryAlong(t *testing.T) {
+	testenv.Isolated(t, func(t *testing.T) {
+		two := hosts.HostOptions{GPUs: 2}
+		p := hosts.New(t, hosts.Options{A: two, B: two, OneBootID: true})
+		j := startJob(t, p, p.A, "--guest=auto")
+		if maps := p.A.Run("sh", "-c", "cat /proc/[0-9]*/maps"); !strings.Contains(maps, filepath.Join(j.dir, guest.File)) {
+			t.Error("the job has no library, so the test shows nothing")
+		}
+		j.move(p.A, p.B)
+		j.move(p.B, p.A)
 	})
 }
 

@@ -68,7 +68,12 @@ func newCUDAWorld(t *testing.T, args ...string) *world {
 
 func emptyWorld(t *testing.T) *world {
 	t.Helper()
-	w := &world{t: t, host: testenv.NewHost(t, 1), dir: filepath.Join(t.TempDir(), "D"), work: t.TempDir(), flags: []string{"--every", "1s"}}
+	return worldOn(t, testenv.NewHost(t, 1))
+}
+
+func worldOn(t *testing.T, host *testenv.Host) *world {
+	t.Helper()
+	w := &world{t: t, host: host, dir: filepath.Join(t.TempDir(), "D"), work: t.TempDir(), flags: []string{"--every", "1s"}}
 	w.host.HookBin = testenv.Artefact(t, "make build", "build", "test", "cucriu-hook")
 	w.processes, w.mounts = testenv.PIDs(), mounts(t)
 	t.Cleanup(w.end)

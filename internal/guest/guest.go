@@ -1,0 +1,102 @@
+// Package guest brings a library into a job that stands between its programs and the CUDA driver. README.md
+// says what it does there.
+package guest
+
+import (
+	"embed"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"runtime"
+	"strings"
+
+	"github.com/google/renameio/v2"
+
+	"cucriu/internal/durable"
+)
+
+//go:embed built
+var built embed.FS
+
+// File is the library's name in the directory of a job. A job keeps the one that it was started with: its
+// checkpoints name it.
+const File = "guest.so"
+
+// Mode is the library's: the job may be another user's.
+const Mode = 0o644
+
+// measuredDrivers are the driver versions on which a program sees no difference: test/guest was run there.
+var measuredDrivers = []string{"580."}
+
+// Unfit says why the job with this directory cannot have the library; it is nil if it can.
+func Unfit(dir, driverVersion string, otherUser bool) error {
+	if _, err := library(); err != nil {
+		return err
+	}
+	measured := false
+	for _, version := range measuredDrivers {
+		measured = measured || strings.HasPrefix(driverVersion, version)
+	}
+	switch {
+	case !measured:
+		return fmt.Errorf("it was not tried with the driver %s", driverVersion)
+	case otherUser && !isPublic(dir):
+		return fmt.Errorf("the job's user cannot read %s", dir)
+	case strings.ContainsAny(dir, " :$"):
+		return fmt.Errorf("the dynamic loader takes no path such as %s", dir)
+	}
+	return nil
+}
+
+// isPublic reports whether everybody can open files in a directory that they know the names of.
+func isPublic(dir string) bool {
+	for ; ; dir = filepath.Dir(dir) {
+		info, err := os.Stat(dir)
+		if err != nil || info.Mode()&0o001 == 0 {
+			return false
+		}
+		if dir == "/" {
+			return true
+		}
+	}
+}
+
+// library returns the library for this machine.
+func library() ([]byte, error) {
+	data, err := built.ReadFile("built/" + name + "-" + runtime.GOARCH + ".so")
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil, errors.New("this cucriu was built without it")
+	}
+	return data, err
+}
+
+// Place puts the library into the directory of a job that is started.
+func Place(dir string) error {
+	path := filepath.Join(dir, File)
+	if _, err := os.Lstat(path); err == nil {
+		return nil
+	}
+	data, err := library()
+	if err != nil {
+		return err
+	}
+	if err := renameio.WriteFile(path, data, Mode, renameio.WithTempDir(dir), renameio.IgnoreUmask()); err != nil {
+		return err
+	}
+	return durable.Sync(dir)
+}
+
+// Preload has the programs of an environment load the library of a job.
+func Preload(env []string, dir string) []string {
+	const variable = "LD_PRELOAD="
+	path := filepath.Join(dir, File)
+	for i, v := range env {
+		if others, is := strings.CutPrefix(v, variable); is && others != "" {
+			env[i] = variable + path + ":" + others
+			return env
+		}
+	}
+	return append(env, variable+path)
+}

@@ -1,0 +1,30 @@
+/*
+ * The guest stands between a program and the CUDA driver. README.md draws it.
+ * calls.h is the table of the calls in which it takes part.
+ */
+#pragma once
+#include <stdbool.h>
+
+#include "cuda.h"
+
+#define EXPORT __attribute__((visibility("default")))
+
+/*
+ * The driver's own functions, by the names under which its library exports them. All are
+ * there from the moment at which the library is known: see names.c.
+ */
+struct driver {
+#define CALL(result, name, ...) result (*name)(__VA_ARGS__);
+#include "calls.h"
+#undef CALL
+};
+
+extern struct driver driver;
+
+/* Is the driver known? Learns of one that the program is linked with. */
+bool driver_known(void);
+/* Is this a child that has forked from a process with CUDA? The driver answers all its calls. */
+bool driver_forked(void);
+
+/* A function that the program was given, or the guest's in its place. */
+void *served(void *function);

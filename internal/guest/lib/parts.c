@@ -1,0 +1,475 @@
+/*
+ * parts.c: memory of 512 MiB and more is made of parts. The driver keeps a fabric object for
+ * each allocation of that size which another GPU can reach, and loses it at a restore. It has
+ * none for smaller ones. A program has one handle for all parts, and maps them one behind the
+ * other, so that it sees no difference.
+ */
+#include <pthread.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "guest.h"
+
+#ifndef PART /* make check takes less */
+#define PART (256ull << 20)
+#endif
+#define LIMIT (2 * PART) /* from which on the driver makes a fabric object */
+
+/* Memory is mapped as a whole: the driver refuses anything else. */
+struct mapping {
+	struct mapping *next;
+	CUdeviceptr at;
+};
+
+/* One that is made whole has one part, which is as large as the memory. */
+struct memory {
+	struct memory *next;
+	size_t size, part_size, count;
+	struct properties wanted;
+	unsigned references;	  /* of the program; the parts stay while it has one, or a mapping */
+	struct mapping *mappings;
+	CUhandle *parts;
+};
+
+static struct memory *all;
+static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+
+/*
+ * The rest of a function has the records for itself. In a forked child nobody would give the
+ * lock back that another thread had; the driver refuses the child's calls anyway.
+ */
+#define ALONE __attribute__((cleanup(unlock), unused)) const bool alone = take()
+
+/* The begin of a call: the driver answers a forked child, which has nothing but that. */
+#define BEGIN(in_a_child)                                                                                              \
+	if (!driver_known())                                                                                           \
+		return CUDA_ERROR_NOT_INITIALIZED;                                                                     \
+	if (driver_forked())                                                                                           \
+		return in_a_child;                                                                                     \
+	ALONE
+
+static bool take(void)
+{
+	pthread_mutex_lock(&lock);
+	return true;
+}
+
+static void unlock(const bool *unused)
+{
+	(void)unused;
+	pthread_mutex_unlock(&lock);
+}
+
+/* A program's handle is the address of the record, which is no handle of the driver's. */
+static struct memory *memory_of(CUhandle handle)
+{
+	for (struct memory *m = all; m; m = m->next)
+		if ((CUhandle)(uintptr_t)m == handle && m->references)
+			return m;
+	return NULL;
+}
+
+/* The memory that is mapped at AT, and where its mapping begins. */
+static struct memory *memory_at(CUdeviceptr at, CUdeviceptr *begin)
+{
+	for (struct memory *m = all; m; m = m->next)
+		for (struct mapping *p = m->mappings; p; p = p->next)
+			if (at - p->at < m->size) {
+				*begin = p->at;
+				return m;
+			}
+	return NULL;
+}
+
+static size_t length(const struct memory *m, size_t part)
+{
+	return part + 1 < m->count ? m->part_size : m->size - part * m->part_size;
+}
+
+static void release_parts(CUhandle *parts, size_t count)
+{
+	while (count)
+		driver.cuMemRelease(parts[--count]);
+}
+
+static void forget_unused(struct memory *m)
+{
+	struct memory **p = &all;
+
+	if (m->references || m->mappings)
+		return;
+	release_parts(m->parts, m->count);
+	while (*p != m)
+		p = &(*p)->next;
+	*p = m->next;
+	free(m->parts);
+	free(m);
+}
+
+static struct memory *new_memory(size_t size, const struct properties *wanted)
+{
+	struct memory *m = calloc(1, sizeof *m);
+
+	if (!m)
+		return NULL;
+	*m = (struct memory){.size = size, .part_size = PART, .count = (size + PART - 1) / PART, .wanted = *wanted, .references = 1};
+	if (!(m->parts = calloc(m->count, sizeof *m->parts))) {
+		free(m);
+		return NULL;
+	}
+	return m;
+}
+
+/* Only what another GPU may reach is worth it, and what there can be: parts are taken one by one. */
+static bool is_ours(size_t size, const struct properties *wanted)
+{
+	int gpus = 0;
+	size_t total = 0;
+
+	return size >= LIMIT && wanted->type == CU_MEM_ALLOCATION_TYPE_PINNED && wanted->location.type == CU_MEM_LOCATION_TYPE_DEVICE &&
+	       !wanted->flags.compression && !wanted->flags.usage && !driver.cuDeviceGetCount(&gpus) && gpus > 1 &&
+	       !driver.cuDeviceTotalMem_v2(&total, wanted->location.id) && size <= total;
+}
+
+CUresult cuMemCreate(CUhandle *handle, size_t size, const struct properties *wanted, unsigned long long flags)
+{
+	if (!driver_known())
+		return CUDA_ERROR_NOT_INITIALIZED;
+	if (driver_forked() || !handle || !wanted || flags || !is_ours(size, wanted))
+		return driver.cuMemCreate(handle, size, wanted, flags);
+	struct memory *m = new_memory(size, wanted);
+	if (!m)
+		return driver.cuMemCreate(handle, size, wanted, flags);
+	for (size_t i = 0; i < m->count; i++) {
+		CUresult r = driver.cuMemCreate(&m->parts[i], length(m, i), wanted, flags);
+		if (r) {
+			release_parts(m->parts, i);
+			free(m->parts);
+			free(m);
+			return r;
+		}
+	}
+	ALONE;
+	m->next = all;
+	all = m;
+	*handle = (CUhandle)(uintptr_t)m;
+	return CUDA_SUCCESS;
+}
+
+CUresult cuMemRelease(CUhandle handle)
+{
+	BEGIN(driver.cuMemRelease(handle));
+	struct memory *m = memory_of(handle);
+	if (!m)
+		return driver.cuMemRelease(handle);
+	m->references--;
+	forget_unused(m);
+	return CUDA_SUCCESS;
+}
+
+static CUresult map(const struct memory *m, CUdeviceptr at)
+{
+	size_t done = 0;
+
+	for (size_t i = 0; i < m->count; done += length(m, i++)) {
+		CUresult r = driver.cuMemMap(at + done, length(m, i), 0, m->parts[i], 0);
+		if (r) {
+			if (done)
+				driver.cuMemUnmap(at, done);
+			return r;
+		}
+	}
+	return CUDA_SUCCESS;
+}
+
+CUresult cuMemMap(CUdeviceptr at, size_t size, size_t offset, CUhandle handle, unsigned long long flags)
+{
+	BEGIN(driver.cuMemMap(at, size, offset, handle, flags));
+	struct memory *m = memory_of(handle);
+	if (!m)
+		return driver.cuMemMap(at, size, offset, handle, flags);
+	if (!size || flags)
+		return CUDA_ERROR_INVALID_VALUE;
+	if (offset || size != m->size)
+		return CUDA_ERROR_NOT_SUPPORTED;
+	struct mapping *p = malloc(sizeof *p);
+	if (!p)
+		return CUDA_ERROR_OUT_OF_MEMORY;
+	CUresult r = map(m, at);
+	if (r) {
+		free(p);
+		return r;
+	}
+	*p = (struct mapping){m->mappings, at};
+	m->mappings = p;
+	return CUDA_SUCCESS;
+}
+
+CUresult cuMemUnmap(CUdeviceptr at, size_t size)
+{
+	BEGIN(driver.cuMemUnmap(at, size));
+	CUresult r = driver.cuMemUnmap(at, size);
+	if (r)
+		return r;
+	for (struct memory *m = all, *next; m; m = next) {
+		next = m->next;
+		for (struct mapping **p = &m->mappings; *p;) {
+			struct mapping *gone = *p;
+			if (gone->at - at >= size) {
+				p = &gone->next;
+				continue;
+			}
+			*p = gone->next;
+			free(gone);
+		}
+		forget_unused(m);
+	}
+	return CUDA_SUCCESS;
+}
+
+CUresult cuMemRetainAllocationHandle(CUhandle *handle, void *at)
+{
+	CUdeviceptr begin;
+
+	BEGIN(driver.cuMemRetainAllocationHandle(handle, at));
+	struct memory *m = handle ? memory_at((CUdeviceptr)(uintptr_t)at, &begin) : NULL;
+	if (!m)
+		return driver.cuMemRetainAllocationHandle(handle, at);
+	m->references++;
+	*handle = (CUhandle)(uintptr_t)m;
+	return CUDA_SUCCESS;
+}
+
+CUresult cuMemGetAllocationPropertiesFromHandle(struct properties *its, CUhandle handle)
+{
+	BEGIN(driver.cuMemGetAllocationPropertiesFromHandle(its, handle));
+	struct memory *m = memory_of(handle);
+	return driver.cuMemGetAllocationPropertiesFromHandle(its, m ? m->parts[0] : handle);
+}
+
+/* Waits for the work of all GPUs: memory is moved under it. */
+static CUresult synchronize(void)
+{
+	int n = 0, active;
+	unsigned flags;
+	CUcontext context;
+	CUresult r = driver.cuCtxSynchronize();
+
+	if (!r)
+		r = driver.cuDeviceGetCount(&n);
+	for (CUdevice d = 0; d < n && !r; d++) {
+		if (driver.cuDevicePrimaryCtxGetState(d, &flags, &active) || !active || driver.cuDevicePrimaryCtxRetain(&context, d))
+			continue;
+		if (!(r = driver.cuCtxPushCurrent_v2(context))) {
+			r = driver.cuCtxSynchronize();
+			driver.cuCtxPopCurrent_v2(&context);
+		}
+		driver.cuDevicePrimaryCtxRelease_v2(d);
+	}
+	return r;
+}
+
+/* Copies the parts, which are mapped at FROM, into the whole one. */
+static CUresult copy(const struct memory *m, CUdeviceptr from, CUhandle whole)
+{
+	struct access own = {m->wanted.location, CU_MEM_ACCESS_FLAGS_PROT_READWRITE};
+	CUdeviceptr at;
+	CUresult r = driver.cuMemAddressReserve(&at, m->size, 0, 0, 0);
+
+	if (r)
+		return r;
+	if (!(r = driver.cuMemMap(at, m->size, 0, whole, 0))) {
+		if (!(r = driver.cuMemSetAccess(at, m->size, &own, 1)) && !(r = driver.cuMemcpyDtoD_v2(at, from, m->size)))
+			r = driver.cuCtxSynchronize();
+		driver.cuMemUnmap(at, m->size);
+	}
+	driver.cuMemAddressFree(at, m->size);
+	return r;
+}
+
+/* Puts the whole one in the place of the parts, for those GPUs that have access to these. */
+static CUresult replace(CUdeviceptr at, size_t size, CUhandle whole)
+{
+	struct access who[64];
+	size_t count = 0;
+	int n = 0;
+	CUresult r = driver.cuDeviceGetCount(&n);
+
+	for (int d = 0; d < n && d < 64 && !r; d++) {
+		unsigned long long flags = 0;
+		who[count] = (struct access){{CU_MEM_LOCATION_TYPE_DEVICE, d}, 0};
+		r = driver.cuMemGetAccess(&flags, &who[count].location, at);
+		who[count].flags = (int)flags;
+		count += flags != 0;
+	}
+	if (!r)
+		r = driver.cuMemUnmap(at, size);
+	if (!r)
+		r = driver.cuMemMap(at, size, 0, whole, 0);
+	if (!r && count)
+		r = driver.cuMemSetAccess(at, size, who, count);
+	return r;
+}
+
+/*
+ * Makes memory whole, for a call that takes one allocation. From then on a dump is refused if
+ * another GPU can reach it, as without the guest. If there is no room for both, the call fails.
+ */
+static CUresult make_whole(struct memory *m)
+{
+	CUhandle whole;
+	CUcontext context = NULL;
+	CUresult r;
+
+	if (m->count == 1)
+		return CUDA_SUCCESS;
+	if (m->mappings && (driver.cuCtxGetCurrent(&context) || !context))
+		return CUDA_ERROR_INVALID_CONTEXT;
+	if ((r = driver.cuMemCreate(&whole, m->size, &m->wanted, 0)))
+		return r;
+	if (m->mappings && !(r = synchronize()))
+		r = copy(m, m->mappings->at, whole);
+	for (struct mapping *p = m->mappings; p && !r; p = p->next)
+		r = replace(p->at, m->size, whole);
+	if (r) {
+		driver.cuMemRelease(whole);
+		return r;
+	}
+	release_parts(m->parts, m->count);
+	m->parts[0] = whole;
+	m->count = 1;
+	m->part_size = m->size;
+	return CUDA_SUCCESS;
+}
+
+/* The driver's handle for a call that takes one allocation. */
+static CUresult whole_of(CUhandle *handle)
+{
+	struct memory *m = memory_of(*handle);
+	CUresult r = m ? make_whole(m) : CUDA_SUCCESS;
+
+	if (m && !r)
+		*handle = m->parts[0];
+	return r;
+}
+
+CUresult cuMemExportToShareableHandle(void *out, CUhandle handle, int type, unsigned long long flags)
+{
+	BEGIN(driver.cuMemExportToShareableHandle(out, handle, type, flags));
+	CUresult r = whole_of(&handle);
+	return r ? r : driver.cuMemExportToShareableHandle(out, handle, type, flags);
+}
+
+static CUresult map_array(CUresult (*call)(struct array_mapping *, unsigned, void *), struct array_mapping *list, unsigned count, void *stream)
+{
+	struct array_mapping *copies;
+	CUresult r = CUDA_SUCCESS;
+
+	if (driver_forked() || !list || !count || !(copies = calloc(count, sizeof *copies)))
+		return call(list, count, stream);
+	memcpy(copies, list, count * sizeof *copies);
+	ALONE;
+	for (unsigned i = 0; i < count && !r; i++)
+		r = whole_of(&copies[i].handle);
+	if (!r)
+		r = call(copies, count, stream);
+	free(copies);
+	return r;
+}
+
+CUresult cuMemMapArrayAsync(struct array_mapping *list, unsigned count, void *stream)
+{
+	return driver_known() ? map_array(driver.cuMemMapArrayAsync, list, count, stream) : CUDA_ERROR_NOT_INITIALIZED;
+}
+
+CUresult cuMemMapArrayAsync_ptsz(struct array_mapping *list, unsigned count, void *stream)
+{
+	return driver_known() ? map_array(driver.cuMemMapArrayAsync_ptsz, list, count, stream) : CUDA_ERROR_NOT_INITIALIZED;
+}
+
+CUresult cuMulticastBindMem(CUhandle group, size_t group_offset, CUhandle handle, size_t offset, size_t size, unsigned long long flags)
+{
+	BEGIN(driver.cuMulticastBindMem(group, group_offset, handle, offset, size, flags));
+	CUresult r = whole_of(&handle);
+	return r ? r : driver.cuMulticastBindMem(group, group_offset, handle, offset, size, flags);
+}
+
+CUresult cuMulticastBindAddr(CUhandle group, size_t group_offset, CUdeviceptr at, size_t size, unsigned long long flags)
+{
+	CUdeviceptr begin;
+
+	BEGIN(driver.cuMulticastBindAddr(group, group_offset, at, size, flags));
+	struct memory *m = memory_at(at, &begin);
+	CUresult r = m ? make_whole(m) : CUDA_SUCCESS;
+	return r ? r : driver.cuMulticastBindAddr(group, group_offset, at, size, flags);
+}
+
+/* What a program is told of memory: not the bounds of a part. */
+struct bounds {
+	CUdeviceptr base;
+	size_t size;
+};
+
+static bool bounds_at(CUdeviceptr at, struct bounds *its)
+{
+	if (!__atomic_load_n(&all, __ATOMIC_RELAXED) || driver_forked())
+		return false;
+	ALONE;
+	struct memory *m = memory_at(at, &its->base);
+	if (!m || m->count == 1)
+		return false;
+	its->size = m->size;
+	return true;
+}
+
+CUresult cuMemGetAddressRange_v2(CUdeviceptr *base, size_t *size, CUdeviceptr at)
+{
+	struct bounds its;
+
+	if (!driver_known())
+		return CUDA_ERROR_NOT_INITIALIZED;
+	CUresult r = driver.cuMemGetAddressRange_v2(base, size, at);
+	if (!r && bounds_at(at, &its)) {
+		if (base)
+			*base = its.base;
+		if (size)
+			*size = its.size;
+	}
+	return r;
+}
+
+/* The identity of the memory is that of its first part. */
+static void adjust(void *out, int attribute, const struct bounds *its)
+{
+	switch (attribute) {
+	case BUFFER_ID:
+	case MEMORY_BLOCK_ID: driver.cuPointerGetAttribute(out, attribute, its->base); break;
+	case MAPPING_BASE_ADDR: *(CUdeviceptr *)out = its->base; break;
+	case MAPPING_SIZE: *(size_t *)out = its->size; break;
+	}
+}
+
+CUresult cuPointerGetAttribute(void *out, int attribute, CUdeviceptr at)
+{
+	struct bounds its;
+
+	if (!driver_known())
+		return CUDA_ERROR_NOT_INITIALIZED;
+	CUresult r = driver.cuPointerGetAttribute(out, attribute, at);
+	if (!r && bounds_at(at, &its))
+		adjust(out, attribute, &its);
+	return r;
+}
+
+CUresult cuPointerGetAttributes(unsigned count, int *attributes, void **out, CUdeviceptr at)
+{
+	struct bounds its;
+
+	if (!driver_known())
+		return CUDA_ERROR_NOT_INITIALIZED;
+	CUresult r = driver.cuPointerGetAttributes(count, attributes, out, at);
+	if (!r && bounds_at(at, &its))
+		for (unsigned i = 0; i < count; i++)
+			adjust(out[i], attributes[i], &its);
+	return r;
+}

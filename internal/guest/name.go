@@ -1,0 +1,5 @@
+//go:build !failpoint
+
+package guest
+
+const name = "guest"

@@ -1,0 +1,6 @@
+//go:build failpoint
+
+package guest
+
+// The tests' library makes small parts, for small memory.
+const name = "small"

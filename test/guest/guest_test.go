@@ -1,0 +1,95 @@
+// Package guest tests the library that cucriu run brings into a job.
+package guest
+
+import (
+	"os"
+	"os/exec"
+	"runtime"
+	"slices"
+	"strings"
+	"testing"
+
+	"cucriu/internal/testenv"
+)
+
+// library returns the guest. On simulated GPUs it makes parts of 4 MiB out of what has 8 MiB or more.
+func library(t *testing.T) string {
+	t.Helper()
+	name := "small"
+	if testenv.RealDriver() {
+		name = "guest"
+	}
+	return testenv.Artefact(t, "make guest", "internal", "guest", "built", name+"-"+runtime.GOARCH+".so")
+}
+
+// rows runs the program that tells what it sees of its memory.
+func rows(t *testing.T, host *testenv.Host, env ...string) []string {
+	t.Helper()
+	args := []string{"32", "4", "0"} // MiB in all, and between the words that it looks at; exports are not simulated well enough
+	if testenv.RealDriver() {
+		args = []string{"1280", "256", "1"}
+	}
+	cmd := host.Command(testenv.Artefact(t, "make workload", "build", "workload", "rows"), args...)
+	cmd.Env = append(cmd.Environ(), env...)
+	out, err := cmd.Output()
+	if err != nil {
+		t.Fatalf("rows %v: %v\n%s", env, err, out)
+	}
+	return strings.Split(string(out), "\n")
+}
+
+func TestAProgramSeesNoDifference(t *testing.T) {
+	testenv.Isolated(t, func(t *testing.T) {
+		host := testenv.NewHost(t, 2, "--mib-per-gpu", "200")
+		without, with := rows(t, host), rows(t, host, "LD_PRELOAD="+library(t))
+		if len(without) < 100 {
+			t.Fatalf("only %d rows", len(without))
+		}
+		if len(without) != len(with) {
+			t.Errorf("%d rows without the guest, %d with it", len(without), len(with))
+		}
+		for i := range min(len(without), len(with)) {
+			if without[i] != with[i] {
+				t.Errorf("row %d: without the guest %q, with it %q", i+1, without[i], with[i])
+			}
+		}
+	})
+}
+
+// TestPeerAccessToLargeMemoryComesBack with the guest alone.
+func TestPeerAccessToLargeMemoryComesBack(t *testing.T) {
+	testenv.Parallel(t)
+	for name, env := range map[string][]string{"without": nil, "with": {"LD_PRELOAD=" + library(t)}} {
+		t.Run(name, func(t *testing.T) {
+			testenv.Simulated(t, func(t *testing.T) {
+				host := testenv.NewHost(t, 2, "--mib-per-gpu", "200", "--peer-limit-mib", "8")
+				job := host.StartUnder(slices.Concat([]string{"/usr/bin/env"}, env), 1, "--gpus", "0,1", "--peer", "both", "--memory", "vmm", "--mib", "32")
+				images := host.Dump(job)
+				if env == nil {
+					// criu does not tell the failure of its last script by its exit status.
+					if run := host.TryRestore(images); !strings.Contains(run.Log, "the restore failed") {
+						t.Errorf("it comes back without the guest, too, so the test shows nothing: %s", run.Lines())
+					}
+					return
+				}
+				host.Restore(images)
+				job.Runs()
+				job.Check()
+			})
+		})
+	}
+}
+
+// TestProgramsWithoutCUDA: the guest takes the place of dlsym in them, too. Python asks it for each module.
+func TestProgramsWithoutCUDA(t *testing.T) {
+	for _, command := range [][]string{
+		{"python3", "-c", "import ctypes, json, zlib; print(ctypes.CDLL(None).strlen(b'four'))"},
+		{"bash", "-c", "echo $((2+2))"},
+	} {
+		cmd := exec.Command(command[0], command[1:]...)
+		cmd.Env = append(os.Environ(), "LD_PRELOAD="+library(t))
+		if out, err := cmd.CombinedOutput(); err != nil || strings.TrimSpace(string(out)) != "4" {
+			t.Errorf("%v: %v: %s", command, err, out)
+		}
+	}
+}
