@@ -190,7 +190,7 @@ test-gpu: gpu-bundle ## run the bundle here, on this machine's GPUs
 
 .PHONY: clean
 clean: ## remove build outputs
-	rm -rf bin build
+	rm -rf bin build internal/guest/built/*.so
 
 .PHONY: distclean
 distclean: clean ## and what was provided in .tools
