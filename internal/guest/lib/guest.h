@@ -23,8 +23,11 @@ extern struct driver driver;
 
 /* Is the driver known? Learns of one that the program is linked with. */
 bool driver_known(void);
-/* Is this a child that has forked from a process with CUDA? The driver answers all its calls. */
+/* Is this a child that has forked from a process with memory here? The driver answers all its calls. */
 bool driver_forked(void);
+
+/* In a forked child: is there memory? If not, the child begins anew. */
+bool parts_inherited(void);
 
 /* A function that the program was given, or the guest's in its place. */
 void *served(void *function);

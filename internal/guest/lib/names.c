@@ -39,6 +39,13 @@ static const struct service {
 
 static void *theirs(const struct service *s) { return *(void **)((char *)&driver + s->offset); }
 
+static void in_a_child(void)
+{
+	lock = (pthread_mutex_t)PTHREAD_MUTEX_INITIALIZER;
+	if (!parts_inherited())
+		process = getpid();
+}
+
 /* Takes a library for the driver if it is one. The first one counts. */
 static void learn(const void *function)
 {
@@ -56,6 +63,7 @@ static void learn(const void *function)
 	if (!known) {
 		driver = d;
 		process = getpid();
+		pthread_atfork(NULL, NULL, in_a_child);
 		__atomic_store_n(&known, 1, __ATOMIC_RELEASE);
 	}
 	pthread_mutex_unlock(&lock);
@@ -104,7 +112,7 @@ static lookup real_dlsym(void)
 
 /*
  * The real one looks at who has called it if it is asked for RTLD_NEXT or RTLD_DEFAULT: it is
- * jumped to, and finds the program's return address. The compiler does so: make check tries it.
+ * jumped to, and finds the program's return address. The compiler does so: test/guest tries it.
  */
 EXPORT void *dlsym(void *handle, const char *name)
 {

@@ -10,7 +10,7 @@
 
 #include "guest.h"
 
-#ifndef PART /* make check takes less */
+#ifndef PART /* the tests take less */
 #define PART (256ull << 20)
 #endif
 #define LIMIT (2 * PART) /* from which on the driver makes a fabric object */
@@ -34,13 +34,10 @@ struct memory {
 static struct memory *all;
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 
-/*
- * The rest of a function has the records for itself. In a forked child nobody would give the
- * lock back that another thread had; the driver refuses the child's calls anyway.
- */
+/* The rest of a function has the records for itself. */
 #define ALONE __attribute__((cleanup(unlock), unused)) const bool alone = take()
 
-/* The begin of a call: the driver answers a forked child, which has nothing but that. */
+/* The beginning of a call. The driver answers a forked child, where nobody would give back the lock that another thread had. */
 #define BEGIN(in_a_child)                                                                                              \
 	if (!driver_known())                                                                                           \
 		return CUDA_ERROR_NOT_INITIALIZED;                                                                     \
@@ -58,6 +55,13 @@ static void unlock(const bool *unused)
 {
 	(void)unused;
 	pthread_mutex_unlock(&lock);
+}
+
+bool parts_inherited(void)
+{
+	if (!all)
+		lock = (pthread_mutex_t)PTHREAD_MUTEX_INITIALIZER; /* another thread of the parent may have had it */
+	return all;
 }
 
 /* A program's handle is the address of the record, which is no handle of the driver's. */
