@@ -2,10 +2,12 @@
 package guest
 
 import (
+	"debug/elf"
 	"os"
 	"os/exec"
 	"runtime"
 	"slices"
+	"strconv"
 	"strings"
 	"testing"
 
@@ -54,6 +56,34 @@ func TestAProgramSeesNoDifference(t *testing.T) {
 			}
 		}
 	})
+}
+
+// TestEveryCLibraryHasWhatItNeeds: where a symbol is missing, the dynamic loader ends the program.
+func TestEveryCLibraryHasWhatItNeeds(t *testing.T) {
+	// Those of glibc 2.14 and of musl.
+	had := []string{"calloc", "dl_iterate_phdr", "free", "getenv", "getpid", "malloc", "memcpy", "memset", "pthread_mutex_lock", "pthread_mutex_unlock", "strcmp", "strncmp"}
+	file, err := elf.Open(library(t))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer file.Close()
+	symbols, err := file.DynamicSymbols()
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, s := range symbols {
+		if s.Section == elf.SHN_UNDEF && elf.ST_BIND(s.Info) != elf.STB_WEAK && !slices.Contains(had, s.Name) {
+			t.Errorf("the library needs %s (%s)", s.Name, s.Version)
+		}
+		if minor, is := strings.CutPrefix(s.Version, "GLIBC_2."); is {
+			if n, err := strconv.ParseFloat(minor, 64); err != nil || n > 17 {
+				t.Errorf("%s is of glibc 2.%s", s.Name, minor)
+			}
+		}
+	}
+	if libraries, err := file.ImportedLibraries(); err != nil || !slices.Equal(libraries, []string{"libc.so.6"}) {
+		t.Errorf("the library is linked with %v (%v)", libraries, err)
+	}
 }
 
 // TestPeerAccessToLargeMemoryComesBack with the guest alone.

@@ -39,6 +39,10 @@ static const struct service {
 
 static void *theirs(const struct service *s) { return *(void **)((char *)&driver + s->offset); }
 
+/* What pthread_atfork calls in glibc. musl has the one and not the other, and a library that needs it ends a program. */
+extern int __register_atfork(void (*)(void), void (*)(void), void (*)(void), void *) __attribute__((weak));
+extern void *__dso_handle;
+
 static void in_a_child(void)
 {
 	lock = (pthread_mutex_t)PTHREAD_MUTEX_INITIALIZER;
@@ -63,7 +67,8 @@ static void learn(const void *function)
 	if (!known) {
 		driver = d;
 		process = getpid();
-		pthread_atfork(NULL, NULL, in_a_child);
+		if (__register_atfork)
+			__register_atfork(NULL, NULL, in_a_child, &__dso_handle);
 		__atomic_store_n(&known, 1, __ATOMIC_RELEASE);
 	}
 	pthread_mutex_unlock(&lock);
