@@ -6,6 +6,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"regexp"
+	"runtime"
 	"slices"
 	"strconv"
 	"strings"
@@ -38,6 +39,8 @@ type program struct {
 	greedy bool
 	// underRun starts the program under cucriu run.
 	underRun bool
+	// guest loads the library of cucriu run --guest into the program.
+	guest bool
 }
 
 // missing is the exit status of a program that lacks a library.
@@ -62,7 +65,11 @@ func start(t *testing.T, host *testenv.Host, p program) *run {
 	if p.underRun {
 		command = append([]string{filepath.Join(filepath.Dir(host.HookBin), "cucriu"), "run", "--no-checkpoints", "--pidfile", pidfile, "--"}, command...)
 	}
-	cmd, err := r.spawn(host, command, p.env)
+	env := slices.Clone(p.env)
+	if p.guest {
+		env = append(env, "LD_PRELOAD="+testenv.Artefact(t, "make guest", "internal", "guest", "built", "guest-"+runtime.GOARCH+".so"))
+	}
+	cmd, err := r.spawn(host, command, env)
 	if err != nil {
 		t.Fatal(err)
 	}

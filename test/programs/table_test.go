@@ -33,6 +33,7 @@ func table() []program {
 		{name: "CuPy, FFT and GEMM on streams", command: python("cupy_fft.py"), gpus: 1, want: works},
 		{name: "a kernel over ZeroMQ", command: python("zmq_kernel.py"), gpus: 1, want: works},
 		{name: "onnxruntime, CUDA provider", command: python("onnx_infer.py"), gpus: 1, want: works},
+		{name: "JAX on two GPUs, with the guest", command: python("jax_train.py"), gpus: 2, want: works, compares: true, greedy: true, guest: true},
 		{name: "JAX on two GPUs", command: python("jax_train.py"), gpus: 2, want: refused, finding: "peer-memory", compares: true, greedy: true},
 	}
 }
