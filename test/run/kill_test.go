@@ -89,13 +89,15 @@ func (w *world) surviveKill(t *testing.T, step string, k who, resume bool) {
 		t.Logf("there is no %s at this step", k)
 	}
 	s.goOn()
-	w.survives(t, r)
+	w.survives(t, r, resume)
 }
 
 // survives fails the test unless the job runs on, or goes on with the same command. It leaves the
-// job running without its supervisor.
-func (w *world) survives(t *testing.T, r *run) {
+// job running without its supervisor. A job that a killed resume has left running is ended by its supervisor, which
+// resumes it once more.
+func (w *world) survives(t *testing.T, r *run, resume bool) {
 	t.Helper()
+	const resumed = "D resumes from checkpoint"
 	// The supervisor tells whatever it knows before it ends. A job without one runs or does not.
 	from := w.report()
 	testenv.Eventually(t, 3*testenv.Soon, "the job runs on, or the supervisor ends", func() bool {
@@ -103,14 +105,13 @@ func (w *world) survives(t *testing.T, r *run) {
 		case <-r.done:
 			return true
 		default:
-			return w.report().Tick > from.Tick+10
+			return w.report().Tick > from.Tick+10 && (!resume || strings.Contains(r.said(), resumed))
 		}
 	})
 	select {
 	case <-r.done:
 		newest := w.newest()
 		r = w.run()
-		resumed := "D resumes from checkpoint"
 		r.awaits("the job goes on", func() bool {
 			return strings.Contains(r.said(), resumed) || strings.Contains(r.said(), "is supervised again")
 		})
