@@ -27,7 +27,7 @@ const File = "guest.so"
 // Mode is the library's: the job may be another user's.
 const Mode = 0o644
 
-// measuredDrivers are the driver versions on which a program sees no difference: test/guest was run there.
+// measuredDrivers are the driver versions with which it was tried: see docs/measurements.
 var measuredDrivers = []string{"580."}
 
 // Unfit says why the job with this directory cannot have the library; it is nil if it can.

@@ -214,7 +214,7 @@ func (s *starter) withGuest(env []string) ([]string, error) {
 		version, err = driver.DriverVersion()
 	}
 	if err == nil {
-		err = guest.Unfit(s.Dir, version, s.user != nil && s.user.Credential.Uid != uint32(os.Geteuid()))
+		err = guest.Unfit(s.Dir, version, s.isOtherUsers())
 	}
 	if err != nil {
 		s.say(fmt.Sprintf("--guest is left out: %v", err))

@@ -17,6 +17,11 @@ import (
 	"cucriu/internal/proc"
 )
 
+// isOtherUsers reports whether the job runs as another user than this program.
+func (s *core) isOtherUsers() bool {
+	return s.user != nil && s.user.Credential.Uid != uint32(os.Geteuid())
+}
+
 // checkHere finds out at the start, and not at the first checkpoint, whether long jobs can run on
 // this machine.
 func checkHere(ctx context.Context, s *core) error {
@@ -45,7 +50,7 @@ func checkHere(ctx context.Context, s *core) error {
 	if status.Seccomp {
 		return errors.New("this program runs under a seccomp filter, under which criu cannot dump processes that have one: start the container with --security-opt seccomp=unconfined (Kubernetes: seccompProfile: {type: Unconfined})")
 	}
-	if s.user != nil && s.user.Credential.Uid != uint32(os.Geteuid()) {
+	if s.isOtherUsers() {
 		capabilities, err := proc.Capabilities()
 		if err != nil {
 			return err

@@ -30,7 +30,7 @@ func (id Ident) Own() (Ident, error) {
 	if err != nil {
 		return Ident{}, err
 	}
-	namespace, err := pidNamespace(strconv.Itoa(id.PID))
+	namespace, err := PIDNamespace(id.PID)
 	if err != nil {
 		return Ident{}, GoneOr(id.PID, err)
 	}
@@ -42,6 +42,9 @@ func (id Ident) Own() (Ident, error) {
 func (id Ident) IsOwn(other Ident) bool {
 	return id.PID == other.PID && id.PIDNamespace == other.PIDNamespace && id.StartTime <= other.StartTime+1 && other.StartTime <= id.StartTime+1
 }
+
+// PIDNamespace returns the inode of the pid namespace of a process, also of one that has ended and is not reaped.
+func PIDNamespace(pid int) (inode uint64, err error) { return pidNamespace(strconv.Itoa(pid)) }
 
 // pidNamespace returns the inode of the pid namespace of a process, or 0 if it cannot be read.
 func pidNamespace(process string) (inode uint64, err error) {
@@ -113,7 +116,7 @@ func Identify(pid int) (Ident, error) {
 	if err != nil {
 		return Ident{}, err
 	}
-	namespace, err := pidNamespace(strconv.Itoa(pid))
+	namespace, err := PIDNamespace(pid)
 	if err != nil {
 		return Ident{}, fmt.Errorf("pid namespace of process %d: %w", pid, err)
 	}

@@ -37,8 +37,9 @@ var jobSteps = []jobStep{
 // TestALongJobIsOnOneHostWhereverAProgramIsKilled, at each step of the move, on both hosts.
 func TestALongJobIsOnOneHostWhereverAProgramIsKilled(t *testing.T) {
 	testenv.IsolatedFor(t, 10*time.Minute, func(t *testing.T) {
-		p := hosts.New(t, hosts.Options{OneBootID: true})
-		j := startJob(t, p, p.A)
+		two := hosts.HostOptions{GPUs: 2}
+		p := hosts.New(t, hosts.Options{A: two, B: two, OneBootID: true})
+		j := startJob(t, p, p.A, "--guest=auto") // its library moves, too
 		stop := j.watch()
 		from, to := p.A, p.B
 		for _, s := range jobSteps {

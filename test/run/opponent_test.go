@@ -109,14 +109,7 @@ func TestAReaderThatDoesNotReadKeepsNobodyWaiting(t *testing.T) {
 func TestAWholeCheckpointIsTriedTwice(t *testing.T) {
 	testenv.Simulated(t, func(t *testing.T) {
 		w := newWorld(t)
-		r := w.run()
-		r.verified(2)
-		r.killsAll()
-		newest := w.newest()
-		s := w.stopAt("jobs.restored")
-		r = w.runAs(s.host)
-		s.await(r)
-		r.stopsInside()
+		newest, s, r := w.stopsInside(2)
 		w.kills(insideKilled)
 		s.goOn()
 		r.says("trying again")
@@ -126,28 +119,30 @@ func TestAWholeCheckpointIsTriedTwice(t *testing.T) {
 	})
 }
 
-// stopsInside stops who works for a supervisor in the sandbox, and nsenter(1) with it.
-func (r *run) stopsInside() {
-	r.w.t.Helper()
-	inside := r.w.victims(insideKilled)[0]
-	must(r.w.t, unix.Kill(inside, unix.SIGSTOP))
+// stopsInside resumes a job with so many checkpoints from the newest, and stops who works for the supervisor in the sandbox
+// when it has restored the job, and nsenter(1) with it.
+func (w *world) stopsInside(checkpoints int) (newest string, s *stop, r *run) {
+	w.t.Helper()
+	r = w.run()
+	r.verified(checkpoints)
+	r.killsAll()
+	newest = w.newest()
+	s = w.stopAt("jobs.restored")
+	r = w.runAs(s.host)
+	s.await(r)
+	inside := w.victims(insideKilled)[0]
+	must(w.t, unix.Kill(inside, unix.SIGSTOP))
 	status, err := proc.ReadStatus(inside)
-	must(r.w.t, err)
-	r.awaits("nsenter is stopped", func() bool { return testenv.ThreadStates(r.w.t, status.PPID)[status.PPID] == 'T' })
+	must(w.t, err)
+	r.awaits("nsenter is stopped", func() bool { return testenv.ThreadStates(w.t, status.PPID)[status.PPID] == 'T' })
+	return newest, s, r
 }
 
 // TestWhoIsStoppedWithoutASupervisorDoesNotKeepASandbox from being ended: its parent must reap it.
 func TestWhoIsStoppedWithoutASupervisorDoesNotKeepASandbox(t *testing.T) {
 	testenv.Simulated(t, func(t *testing.T) {
 		w := newWorld(t)
-		r := w.run()
-		r.verified(1)
-		r.killsAll()
-		newest := w.newest()
-		s := w.stopAt("jobs.restored")
-		r = w.runAs(s.host)
-		s.await(r)
-		r.stopsInside()
+		newest, s, r := w.stopsInside(1)
 		r.kill()
 		w.kills(insideKilled)
 		s.goOn()

@@ -274,9 +274,9 @@ func awaitEnd(init *proc.Process) error {
 	}
 }
 
-// continueParents continues the parents of the zombies of a sandbox.
+// continueParents continues the parents that do not reap the zombies of a sandbox because they are stopped.
 func continueParents(init int) error {
-	namespace, err := os.Stat(pidNamespace(init))
+	namespace, err := proc.PIDNamespace(init)
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil
 	}
@@ -292,14 +292,16 @@ func continueParents(init int) error {
 		if err != nil || !status.Ended || pid == init {
 			continue
 		}
-		if is, err := os.Stat(pidNamespace(pid)); err == nil && os.SameFile(is, namespace) {
-			_ = unix.Kill(status.PPID, unix.SIGCONT) // unless it is continued, its child keeps this pid in use
+		its, err := proc.PIDNamespace(pid)
+		if err != nil || its != namespace {
+			continue
+		}
+		if stopped, err := proc.Stopped(status.PPID); err == nil && stopped {
+			_ = unix.Kill(status.PPID, unix.SIGCONT)
 		}
 	}
 	return nil
 }
-
-func pidNamespace(pid int) string { return fmt.Sprintf("/proc/%d/ns/pid", pid) }
 
 // Close lets go of the sandbox, which stays.
 func (p *Sandbox) Close() error {
