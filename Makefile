@@ -138,7 +138,8 @@ test: build sim workload tools ## vet and all tests (PKGS=./hooks TESTFLAGS='-ru
 		go test -count=1 -p 2 -timeout $(TEST_TIMEOUT) $(TESTFLAGS) $(PKGS)
 
 .PHONY: test-all
-test-all: test lint image ## and engines, schedulers, fresh machines and soaks, for hours; installs Debian packages where one of these lacks them
+test-all: export CUCRIU_FAULTS := all
+test-all: test lint image ## all faults, engines, schedulers, fresh machines and soaks, for hours; installs Debian packages where one of these lacks them
 	for try in engines systemd slurm htcondor; do scripts/private-exec.sh scripts/try-$$try.sh; done
 	for what in package demo test; do scripts/try-fresh.sh $$what; done
 	$(MAKE) soak

@@ -92,17 +92,16 @@ func UndoFiles(runDir, dir string) error {
 }
 
 // endSandbox ends the sandbox, and what is left of the job in it. How the job has ended is forgotten
-// then.
+// then. A sandbox that could not be ended is kept, and is not taken for gone.
 func (s *core) endSandbox() error {
 	if s.sandbox == nil {
 		return nil
 	}
-	err := s.sandbox.Kill()
-	dir := s.sandbox.Dir
-	s.close()
-	if err != nil {
+	if err := s.sandbox.Kill(); err != nil {
 		return err
 	}
+	dir := s.sandbox.Dir
+	s.close()
 	s.status.note(func(l *Local) { l.Init = nil })
 	return os.RemoveAll(dir) // others may be a new owner's
 }

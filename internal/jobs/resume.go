@@ -134,6 +134,9 @@ func (s *starter) resume(ctx context.Context, c store.Checkpoint) error {
 			return preflight.AsRefusal(err)
 		}
 	}
+	if err := s.endSandbox(); err != nil { // an earlier try's, if that could not do it
+		return err
+	}
 	first, err := criuimage.FreePIDs(c.Dir, firstPID)
 	if err != nil {
 		return err

@@ -117,22 +117,28 @@ func (p *Process) Signal(sig unix.Signal) error {
 	return nil
 }
 
-// WaitExit waits until the process has ended or ctx is done.
+// WaitExit waits until the process has ended or ctx is done. Several may wait at once.
 func (p *Process) WaitExit(ctx context.Context) error {
-	conn, err := p.pidfd.SyscallConn()
+	var own int // a deadline would end the waits of all that share a descriptor
+	err := p.control(func(pidfd int) (err error) {
+		own, err = unix.FcntlInt(uintptr(pidfd), unix.F_DUPFD_CLOEXEC, 0)
+		return err
+	})
+	if err != nil {
+		return fmt.Errorf("wait for the end of %v: %w", p, err)
+	}
+	pidfd := os.NewFile(uintptr(own), "pidfd")
+	defer pidfd.Close()
+	conn, err := pidfd.SyscallConn()
 	if err != nil {
 		return err
 	}
-	if err := p.pidfd.SetReadDeadline(time.Time{}); err != nil {
-		return fmt.Errorf("wait for the end of %v: %w", p, err)
-	}
-	stop := context.AfterFunc(ctx, func() { _ = p.pidfd.SetReadDeadline(time.Unix(1, 0)) })
+	stop := context.AfterFunc(ctx, func() { _ = pidfd.SetReadDeadline(time.Unix(1, 0)) })
 	defer stop()
-	err = conn.Read(pidfdReadable)
-	if ctx.Err() != nil && errors.Is(err, os.ErrDeadlineExceeded) {
-		return ctx.Err()
+	if err := conn.Read(pidfdReadable); !errors.Is(err, os.ErrDeadlineExceeded) {
+		return err
 	}
-	return err
+	return ctx.Err()
 }
 
 // pidfdReadable reports whether the process behind a pidfd has ended.

@@ -93,6 +93,26 @@ func TestWaitExitEndsWithItsContext(t *testing.T) {
 	must(t, p.WaitExit(t.Context()))
 }
 
+func TestWaitsForOneProcessAreIndependent(t *testing.T) {
+	p := open(t, start(t, "sleep", "100").Process.Pid)
+	ended := make(chan error, 1)
+	go func() { ended <- p.WaitExit(t.Context()) }()
+	for range 20 {
+		ctx, cancel := context.WithTimeout(t.Context(), 5*time.Millisecond)
+		if err := p.WaitExit(ctx); !errors.Is(err, context.DeadlineExceeded) {
+			t.Fatalf("a short wait: %v", err)
+		}
+		cancel()
+	}
+	select {
+	case err := <-ended:
+		t.Fatalf("the long wait ended with a short one: %v", err)
+	default:
+	}
+	must(t, p.Signal(unix.SIGKILL))
+	must(t, <-ended)
+}
+
 func TestOpenProcessRefusesWhatIsNoPID(t *testing.T) {
 	for _, pid := range []int{0, -1, 1 << 30} {
 		if p, err := Open(pid); err == nil {
