@@ -104,7 +104,7 @@ func TestALongKernelIsWaitedFor(t *testing.T) {
 func TestAKernelThatOutlastsTheDeadlineEndsTheDumpAndNotTheJob(t *testing.T) {
 	testenv.Isolated(t, func(t *testing.T) {
 		host := testenv.NewHost(t, 1)
-		job := host.Start(1, "--busy-ms", "8000")
+		job := host.Start(1, "--busy-ms", "20000")
 		// The inspection has as long as the lock.
 		host.Setenv("CUCRIU_CONFIG", host.Config("version: 1\nlock: {timeout: 3s, try: 100ms}\n"))
 		job.WaitTicks(1) // the next kernel begins now

@@ -22,7 +22,7 @@ static const char usage[] =
 	"  --handle-mib M  with vmm: physical handles of this size, in one reservation\n"
 	"  --peer WHO      which GPUs access the next one's memory: none, one or both\n"
 	"  --peer-later    but not before DIR/peer says on\n"
-	"  --tick-ms MS    least pause between ticks (default 10)\n"
+	"  --tick-ms MS    least pause between ticks (default 30)\n"
 	"  --copy-wait     wait for the end of a tick by a copy: no stop is needed to checkpoint us\n"
 	"  --busy-ms MS    a kernel of this length in each tick, on each GPU\n"
 	"  --threads T     ordinary CPU threads that count\n"
@@ -124,7 +124,7 @@ struct options options_parse(int argc, char **argv)
 		{"peer", 1, 0, PEER}, {"registered", 0, 0, REGISTERED}, {"ipc-handles", 0, 0, IPC_HANDLES},
 		{"profiler", 1, 0, PROFILER}, {"peer-later", 0, 0, LATER}, {"loaders", 1, 0, LOADERS}, {"share-files", 0, 0, SHARE_FILES}, {"vfork", 0, 0, VFORK}, {"look", 0, 0, LOOK}, {"context-later", 0, 0, CONTEXT_LATER}, {"trim", 0, 0, TRIM}, {0, 0, 0, 0},
 	};
-	struct options o = {.gpus = {0}, .ngpus = 1, .mib = 8, .tick_ms = 10, .ballast_pieces = 1, .hog_rank = -1};
+	struct options o = {.gpus = {0}, .ngpus = 1, .mib = 8, .tick_ms = 30, .ballast_pieces = 1, .hog_rank = -1};
 	int c;
 
 	while ((c = getopt_long(argc, argv, "", longs, NULL)) != -1) {
