@@ -94,7 +94,7 @@ func TestManagedMemoryIsRefusedAndTheJobRunsOn(t *testing.T) {
 func TestALongKernelIsWaitedFor(t *testing.T) {
 	testenv.Isolated(t, func(t *testing.T) {
 		host := testenv.NewHost(t, 1)
-		job := host.Start(1, "--busy-ms", "700")
+		job := host.Start(1, "--busy-ms", "700", "--tick-ms", "0")
 		host.Setenv("CUCRIU_CONFIG", host.Config("version: 1\nlock: {timeout: 60s, try: 100ms}\n"))
 		host.Restore(host.Dump(job))
 		job.Runs()
@@ -104,7 +104,7 @@ func TestALongKernelIsWaitedFor(t *testing.T) {
 func TestAKernelThatOutlastsTheDeadlineEndsTheDumpAndNotTheJob(t *testing.T) {
 	testenv.Isolated(t, func(t *testing.T) {
 		host := testenv.NewHost(t, 1)
-		job := host.Start(1, "--busy-ms", "20000")
+		job := host.Start(1, "--busy-ms", "5000", "--tick-ms", "0")
 		// The inspection has as long as the lock.
 		host.Setenv("CUCRIU_CONFIG", host.Config("version: 1\nlock: {timeout: 3s, try: 100ms}\n"))
 		job.WaitTicks(1) // the next kernel begins now
