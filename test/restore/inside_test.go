@@ -42,10 +42,11 @@ func newPIDNamespace(t *testing.T, host *testenv.Host) *pidNamespace {
 }
 
 // enter returns a command line that starts a program in the namespace, as the leader of a
-// session.
+// session and in a directory of its own: /proc is another namespace's, so criu mounts one in
+// the working directory, under a name that a dump of another test would take as well.
 func (n *pidNamespace) enter(program ...string) []string {
 	// Not as nsenter's own child: when that stops, nsenter stops itself.
-	return append([]string{"nsenter", "--no-fork", "--pid=" + n.file, "--", "sh", "-c", `"$@" & wait`, "sh", "setsid"}, program...)
+	return append([]string{"nsenter", "--no-fork", "--pid=" + n.file, "--", "sh", "-c", `cd "$0" && { "$@" & wait; }`, n.t.TempDir(), "setsid"}, program...)
 }
 
 // find returns the process that has this pid in the namespace.
