@@ -9,13 +9,13 @@ import (
 	"cucriu/internal/testenv"
 )
 
-// TestAThousandBusyThreadsAreDumped although the deadline is meant for a process with few
+// TestHundredsOfBusyThreadsAreDumped although the deadline is meant for a process with few
 // threads: waiting for many threads, or for a CPU beside them, gets more time.
-func TestAThousandBusyThreadsAreDumped(t *testing.T) {
+func TestHundredsOfBusyThreadsAreDumped(t *testing.T) {
 	testenv.Isolated(t, func(t *testing.T) {
 		host := testenv.NewHost(t, 1)
 		host.Setenv("CUCRIU_CONFIG", host.Config("version: 1\nlock: {timeout: 100ms, try: 100ms}\n"))
-		job := host.Start(1, "--burn", "1000")
+		job := host.Start(1, "--burn", "300")
 		host.Restore(host.Dump(job))
 		job.Runs()
 	})
