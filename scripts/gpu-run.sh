@@ -5,6 +5,7 @@
 #   run.sh demo                  only the demo
 #   run.sh dump [TEST REGEX]     one of the suites on real criu: dump, restore, check, suspend, guest
 #   run.sh programs [REGEX]      programs as people write them, one or all; the table is programs.md
+#                                (CUCRIU_PROGRAMS_GUEST=1: all with the library of --guest; what is refused for peer-memory works then)
 # not in everything:
 #   run.sh bench [FLAGS]         the benchmark (--help)
 #   run.sh long                  long jobs: what a checkpoint costs, and preemptions (try-*.sh); needs 40 GiB on the disk

@@ -208,9 +208,9 @@ func (u peerUse) advice() string {
 	case u.jax:
 		return "start it by cucriu run --guest auto, or with " + oneGPU + "; with several, XLA_PYTHON_CLIENT_PREALLOCATE=false is enough only while no array takes 512 MiB"
 	case u.pyTorch:
-		return "start it with " + pyTorchOldName + "=expandable_segments:True, or with " + oneGPU
+		return "start it with " + pyTorchOldName + "=expandable_segments:True, by cucriu run --guest auto, or with " + oneGPU
 	}
-	return "start it with " + oneGPU + ", or let it allocate in parts below 512 MiB"
+	return "start it by cucriu run --guest auto, with " + oneGPU + ", or let it allocate in parts below 512 MiB"
 }
 
 // gpuNode matches the device node of a GPU. It does not match /dev/nvidiactl and the like,

@@ -65,6 +65,7 @@ struct allocation *memory_new(enum memory_kind kind, int device, CUcontext conte
 	a->kind = kind;
 	a->device = device;
 	a->context = context;
+	a->asked = size;
 	a->size = (size + PAGE - 1) / PAGE * PAGE;
 	bool host = kind == MEMORY_MANAGED || kind == MEMORY_PINNED;
 	bool accounted = kind == MEMORY_MANAGED || kind == MEMORY_DEVICE;
@@ -390,6 +391,8 @@ static CUresult release(CUdeviceptr p, bool pinned, bool imported)
 	struct allocation *a = memory_find(p);
 	if (!a || a->va != p || !a->context || (a->kind == MEMORY_PINNED) != pinned || (a->kind == MEMORY_IMPORTED) != imported)
 		r = CUDA_ERROR_INVALID_VALUE;
+	else if (a->again)
+		a->again--;
 	else if ((a = memory_take(p, NULL)))
 		memory_release(a);
 	gate_leave();

@@ -15,7 +15,7 @@ enum memory_kind { MEMORY_DEVICE, MEMORY_MANAGED, MEMORY_PINNED, MEMORY_IMPORTED
 struct allocation {
 	struct allocation *next;
 	CUdeviceptr va;
-	uint64_t size; /* rounded up to whole pages */
+	uint64_t asked, size; /* in bytes, and rounded up to whole pages */
 	enum memory_kind kind;
 	int device; /* index in sim.device */
 	CUcontext context; /* NULL: made by cuMemCreate, and of no context */
@@ -27,6 +27,7 @@ struct allocation {
 	bool fabric;	   /* large enough for other GPUs to reach it as fabric memory, and never restored: see peer.c */
 	uint64_t staged;      /* offset in the staging memory while checkpointed */
 	uint64_t offset;      /* in the file: of imported memory the exporter's */
+	unsigned again;	      /* how often its context has opened it by cuIpc once more */
 	char exporter[SIM_NAME];
 	int exporter_gpu;
 };

@@ -226,7 +226,7 @@ EXPORT CUresult cuMemGetAddressRange_v2(CUdeviceptr *base, size_t *n, CUdevicept
 	if (a && base)
 		*base = a->va;
 	if (a && n)
-		*n = a->size;
+		*n = a->asked;
 	gate_leave();
 	return a ? CUDA_SUCCESS : CUDA_ERROR_NOT_FOUND;
 }
@@ -239,12 +239,14 @@ EXPORT CUresult cuPointerGetAttribute(void *out, int attribute, CUdeviceptr p)
 	struct allocation *a = memory_find(p);
 	if (!out || !a)
 		r = CUDA_ERROR_INVALID_VALUE;
+	else if (attribute == CU_POINTER_ATTRIBUTE_CONTEXT)
+		*(CUcontext *)out = a->context;
 	else if (attribute == CU_POINTER_ATTRIBUTE_BUFFER_ID)
 		*(unsigned long long *)out = (uintptr_t)a;
 	else if (attribute == CU_POINTER_ATTRIBUTE_MAPPING_BASE_ADDR)
 		*(CUdeviceptr *)out = a->va;
 	else if (attribute == CU_POINTER_ATTRIBUTE_MAPPING_SIZE)
-		*(size_t *)out = a->size;
+		*(size_t *)out = (a->size + GRANULE - 1) / GRANULE * GRANULE;
 	else
 		r = CUDA_ERROR_NOT_SUPPORTED; /* not simulated */
 	gate_leave();

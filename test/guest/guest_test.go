@@ -3,6 +3,7 @@ package guest
 
 import (
 	"debug/elf"
+	"fmt"
 	"os"
 	"os/exec"
 	"runtime"
@@ -24,44 +25,64 @@ func library(t *testing.T) string {
 	return testenv.Artefact(t, "make guest", "internal", "guest", "built", name+"-"+runtime.GOARCH+".so")
 }
 
-// rows runs the program that tells what it sees of its memory.
-func rows(t *testing.T, host *testenv.Host, env ...string) []string {
+// rows runs a program that tells what it sees of its memory.
+func rows(t *testing.T, host *testenv.Host, program string, args []string, env ...string) []string {
 	t.Helper()
-	args := []string{"32", "4", "0"} // MiB in all, and between the words that it looks at; exports are not simulated well enough
-	if testenv.RealDriver() {
-		args = []string{"1280", "256", "1"}
-	}
-	cmd := host.Command(testenv.Artefact(t, "make workload", "build", "workload", "rows"), args...)
+	cmd := host.Command(testenv.Artefact(t, "make workload", "build", "workload", program), args...)
 	cmd.Env = append(cmd.Environ(), env...)
 	out, err := cmd.Output()
 	if err != nil {
-		t.Fatalf("rows %v: %v\n%s", env, err, out)
+		t.Fatalf("%s %v: %v\n%s", program, env, err, out)
 	}
 	return strings.Split(string(out), "\n")
 }
 
+// same reports whether two rows are. A number that "about" stands before may differ by 64.
+func same(a, b string) bool {
+	var x, y int
+	const about = "about %d MiB"
+	if _, err := fmt.Sscanf(a, about, &x); err != nil {
+		return a == b
+	}
+	_, err := fmt.Sscanf(b, about, &y)
+	return err == nil && x-y <= 64 && y-x <= 64
+}
+
 func TestAProgramSeesNoDifference(t *testing.T) {
-	testenv.Isolated(t, func(t *testing.T) {
-		host := testenv.NewHost(t, 2, "--mib-per-gpu", "200")
-		without, with := rows(t, host), rows(t, host, "LD_PRELOAD="+library(t))
-		if len(without) < 100 {
-			t.Fatalf("only %d rows", len(without))
-		}
-		if len(without) != len(with) {
-			t.Errorf("%d rows without the guest, %d with it", len(without), len(with))
-		}
-		for i := range min(len(without), len(with)) {
-			if without[i] != with[i] {
-				t.Errorf("row %d: without the guest %q, with it %q", i+1, without[i], with[i])
-			}
-		}
-	})
+	testenv.Parallel(t)
+	for program, sizes := range map[string]struct{ simulated, real []string }{
+		"rows":     {[]string{"32", "4", "0"}, []string{"1280", "256", "1"}}, // MiB in all, and between the words that it looks at; exports are not simulated well enough
+		"ordinary": {[]string{"32"}, []string{"1280"}},
+	} {
+		t.Run(program, func(t *testing.T) {
+			testenv.Isolated(t, func(t *testing.T) {
+				host := testenv.NewHost(t, 2, "--mib-per-gpu", "200")
+				args := sizes.simulated
+				if testenv.RealDriver() {
+					args = sizes.real
+				}
+				without, with := rows(t, host, program, args), rows(t, host, program, args, "LD_PRELOAD="+library(t))
+				if len(without) < 100 {
+					t.Fatalf("only %d rows", len(without))
+				}
+				if len(without) != len(with) {
+					t.Errorf("%d rows without the guest, %d with it", len(without), len(with))
+				}
+				for i := range min(len(without), len(with)) {
+					if !same(without[i], with[i]) {
+						t.Errorf("row %d: without the guest %q, with it %q", i+1, without[i], with[i])
+					}
+				}
+			})
+		})
+	}
 }
 
 // TestEveryCLibraryHasWhatItNeeds: where a symbol is missing, the dynamic loader ends the program.
 func TestEveryCLibraryHasWhatItNeeds(t *testing.T) {
 	// Those of glibc 2.14 and of musl.
-	had := []string{"calloc", "dl_iterate_phdr", "free", "getenv", "getpid", "malloc", "memcpy", "memset", "pthread_mutex_lock", "pthread_mutex_unlock", "strcmp", "strncmp"}
+	had := strings.Fields(`__errno_location accept4 bind calloc close connect dl_iterate_phdr free getenv geteuid getpid getsockopt listen malloc memcmp memcpy
+		memset nanosleep open pthread_mutex_lock pthread_mutex_unlock read recv recvmsg send sendmsg setsockopt sigfillset sigprocmask socket strcmp strncmp`)
 	file, err := elf.Open(library(t))
 	if err != nil {
 		t.Fatal(err)
@@ -90,24 +111,57 @@ func TestEveryCLibraryHasWhatItNeeds(t *testing.T) {
 func TestPeerAccessToLargeMemoryComesBack(t *testing.T) {
 	testenv.Parallel(t)
 	for name, env := range map[string][]string{"without": nil, "with": {"LD_PRELOAD=" + library(t)}} {
-		t.Run(name, func(t *testing.T) {
-			testenv.Simulated(t, func(t *testing.T) {
-				host := testenv.NewHost(t, 2, "--mib-per-gpu", "200", "--peer-limit-mib", "8")
-				job := host.StartUnder(slices.Concat([]string{"/usr/bin/env"}, env), 1, "--gpus", "0,1", "--peer", "both", "--memory", "vmm", "--mib", "32")
-				images := host.Dump(job)
-				if env == nil {
-					// criu does not tell the failure of its last script by its exit status.
-					if run := host.TryRestore(images); !strings.Contains(run.Log, "the restore failed") {
-						t.Errorf("it comes back without the guest, too, so the test shows nothing: %s", run.Lines())
+		for _, memory := range []string{"vmm", "alloc"} {
+			t.Run(name+"/"+memory, func(t *testing.T) {
+				testenv.Simulated(t, func(t *testing.T) {
+					host := testenv.NewHost(t, 2, "--mib-per-gpu", "200", "--peer-limit-mib", "8")
+					job := host.StartUnder(slices.Concat([]string{"/usr/bin/env"}, env), 1, "--gpus", "0,1", "--peer", "both", "--memory", memory, "--mib", "32")
+					images := host.Dump(job)
+					if env == nil {
+						// criu does not tell the failure of its last script by its exit status.
+						if run := host.TryRestore(images); !strings.Contains(run.Log, "the restore failed") {
+							t.Errorf("it comes back without the guest, too, so the test shows nothing: %s", run.Lines())
+						}
+						return
 					}
-					return
-				}
-				host.Restore(images)
-				job.Runs()
-				job.Check()
+					host.Restore(images)
+					job.Runs()
+					job.Check()
+				})
 			})
-		})
+		}
 	}
+}
+
+// TestSharedMemoryWorksAndIsRefused: two processes share parts as they would share one allocation.
+func TestSharedMemoryWorksAndIsRefused(t *testing.T) {
+	testenv.Isolated(t, func(t *testing.T) {
+		host := testenv.NewHost(t, 2, "--mib-per-gpu", "200")
+		size := "32"
+		if testenv.RealDriver() {
+			size = "2048"
+		}
+		job := host.StartUnder([]string{"/usr/bin/env", "LD_PRELOAD=" + library(t)}, 2, "--ipc", "--mib", size)
+		job.Runs()
+		testenv.Refused(t, host, job, "shared-gpu-memory", testenv.NewImages(t))
+		job.Runs()
+		job.Check()
+	})
+}
+
+// TestMemoryThatCouldBeSharedComesBack: the socket on which others would ask for it does, too.
+func TestMemoryThatCouldBeSharedComesBack(t *testing.T) {
+	testenv.Simulated(t, func(t *testing.T) {
+		host := testenv.NewHost(t, 2, "--mib-per-gpu", "200")
+		job := host.StartUnder([]string{"/usr/bin/env", "LD_PRELOAD=" + library(t)}, 1, "--ipc-handles", "--mib", "32")
+		sockets, err := os.ReadFile(fmt.Sprintf("/proc/%d/net/unix", job.PID))
+		if err != nil || !strings.Contains(string(sockets), "@cucriu-guest-") {
+			t.Errorf("nobody can ask for it: %v\n%s", err, sockets)
+		}
+		host.Restore(host.Dump(job))
+		job.Runs()
+		job.Check()
+	})
 }
 
 // TestProgramsWithoutCUDA: the guest takes the place of dlsym in them, too. Python asks it for each module.

@@ -66,7 +66,7 @@ func start(t *testing.T, host *testenv.Host, p program) *run {
 		command = append([]string{filepath.Join(filepath.Dir(host.HookBin), "cucriu"), "run", "--no-checkpoints", "--pidfile", pidfile, "--"}, command...)
 	}
 	env := slices.Clone(p.env)
-	if p.guest {
+	if p.guest || os.Getenv("CUCRIU_PROGRAMS_GUEST") != "" {
 		env = append(env, "LD_PRELOAD="+testenv.Artefact(t, "make guest", "internal", "guest", "built", "guest-"+runtime.GOARCH+".so"))
 	}
 	cmd, err := r.spawn(host, command, env)

@@ -3,13 +3,21 @@
  *
  * served, and why:
  *   cuMemCreate                    512 MiB and more are made of parts (parts.c)
- *   cuMemMap, cuMemUnmap, cuMemRelease, cuMemRetainAllocationHandle,
+ *   cuMemMap, cuMemRelease, cuMemRetainAllocationHandle,
  *   cuMemGetAllocationPropertiesFromHandle
  *                                  all parts under one handle
  *   cuMemExportToShareableHandle, cuMulticastBindMem, cuMulticastBindAddr, cuMemMapArrayAsync
  *                                  what takes one allocation gets one: the memory is made whole
  *   cuMemGetAddressRange, cuPointerGetAttribute, cuPointerGetAttributes
  *                                  the whole mapping, not that of a part
+ *   cuMemAlloc, cuMemFree          512 MiB and more are made of parts (alloc.c)
+ *   cuCtxDestroy, cuDevicePrimaryCtxReset, cuDevicePrimaryCtxRelease
+ *                                  a context that ends takes its memory along
+ *   cuIpcGetMemHandle, cuIpcOpenMemHandle, cuIpcCloseMemHandle
+ *                                  parts have no such handles of the driver's (ipc.c)
+ *   cuMemSetAccess, cuMemUnmap     not of what cuMemAlloc has made
+ *   cuPointerSetAttribute, and the copies and fills of memops.h
+ *                                  SYNC_MEMOPS, which parts do not have (memops.c)
  *   cuGetProcAddress               as dlsym: the guest's functions in place of the driver's
  */
 #ifndef SERVED
@@ -29,20 +37,41 @@ SERVED(CUresult, cuMulticastBindAddr, CUhandle group, size_t group_offset, CUdev
 SERVED(CUresult, cuMemGetAddressRange_v2, CUdeviceptr *base, size_t *size, CUdeviceptr at)
 SERVED(CUresult, cuPointerGetAttribute, void *out, int attribute, CUdeviceptr at)
 SERVED(CUresult, cuPointerGetAttributes, unsigned count, int *attributes, void **out, CUdeviceptr at)
+SERVED(CUresult, cuMemAlloc_v2, CUdeviceptr *out, size_t size)
+SERVED(CUresult, cuMemFree_v2, CUdeviceptr at)
+SERVED(CUresult, cuCtxDestroy, CUcontext whose)
+SERVED(CUresult, cuCtxDestroy_v2, CUcontext whose)
+SERVED(CUresult, cuDevicePrimaryCtxRelease, CUdevice whose)
+SERVED(CUresult, cuDevicePrimaryCtxRelease_v2, CUdevice whose)
+SERVED(CUresult, cuDevicePrimaryCtxReset, CUdevice whose)
+SERVED(CUresult, cuDevicePrimaryCtxReset_v2, CUdevice whose)
+SERVED(CUresult, cuIpcGetMemHandle, struct ipc *out, CUdeviceptr at)
+SERVED(CUresult, cuIpcOpenMemHandle, CUdeviceptr *out, struct ipc handle, unsigned flags)
+SERVED(CUresult, cuIpcOpenMemHandle_v2, CUdeviceptr *out, struct ipc handle, unsigned flags)
+SERVED(CUresult, cuIpcCloseMemHandle, CUdeviceptr at)
+SERVED(CUresult, cuPointerSetAttribute, const void *value, int attribute, CUdeviceptr at)
+SERVED(CUresult, cuMemSetAccess, CUdeviceptr at, size_t size, const struct access *who, size_t count)
+#define UNPACKED(...) __VA_ARGS__
+#define MEMOP(name, parameters, arguments)                                                                             \
+	SERVED(CUresult, name, UNPACKED parameters)                                                                    \
+	SERVED(CUresult, name##_ptds, UNPACKED parameters)
+#include "memops.h"
+#undef UNPACKED
 SERVED(CUresult, cuGetProcAddress, const char *name, void **out, int version, uint64_t flags)
 SERVED(CUresult, cuGetProcAddress_v2, const char *name, void **out, int version, uint64_t flags, int *status)
 CALL(CUresult, cuDeviceGetCount, int *out)
 CALL(CUresult, cuDeviceTotalMem_v2, size_t *out, CUdevice device)
 CALL(CUresult, cuDevicePrimaryCtxGetState, CUdevice device, unsigned *flags, int *active)
 CALL(CUresult, cuDevicePrimaryCtxRetain, CUcontext *out, CUdevice device)
-CALL(CUresult, cuDevicePrimaryCtxRelease_v2, CUdevice device)
+CALL(CUresult, cuDeviceCanAccessPeer, int *out, CUdevice device, CUdevice owner)
+CALL(CUresult, cuCtxGetDevice, CUdevice *out)
 CALL(CUresult, cuCtxGetCurrent, CUcontext *out)
 CALL(CUresult, cuCtxPushCurrent_v2, CUcontext context)
 CALL(CUresult, cuCtxPopCurrent_v2, CUcontext *out)
 CALL(CUresult, cuCtxSynchronize, void)
+CALL(CUresult, cuMemImportFromShareableHandle, CUhandle *out, void *descriptor, int type)
 CALL(CUresult, cuMemAddressReserve, CUdeviceptr *out, size_t size, size_t alignment, CUdeviceptr at, unsigned long long flags)
 CALL(CUresult, cuMemAddressFree, CUdeviceptr at, size_t size)
-CALL(CUresult, cuMemSetAccess, CUdeviceptr at, size_t size, const struct access *who, size_t count)
 CALL(CUresult, cuMemGetAccess, unsigned long long *flags, const struct location *who, CUdeviceptr at)
-CALL(CUresult, cuMemcpyDtoD_v2, CUdeviceptr to, CUdeviceptr from, size_t size)
+CALL(CUresult, cuStreamSynchronize, void *stream)
 #undef SERVED

@@ -18,6 +18,7 @@ enum {
 	CUDA_ERROR_NOT_SUPPORTED = 801,
 };
 
+enum { CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR = 1, CU_MEM_CREATE_USAGE_HW_DECOMPRESS = 2 };
 enum { CU_MEM_ALLOCATION_TYPE_PINNED = 1, CU_MEM_LOCATION_TYPE_DEVICE = 1, CU_MEM_ACCESS_FLAGS_PROT_READWRITE = 3 };
 
 struct location {
@@ -41,10 +42,23 @@ struct access { /* CUmemAccessDesc */
 };
 
 enum attribute { /* CUpointer_attribute */
+	CONTEXT = 1,
+	SYNC_MEMOPS = 6,
 	BUFFER_ID = 7,
+	DEVICE_ORDINAL = 9,
+	IS_LEGACY_CUDA_IPC_CAPABLE = 10,
+	RANGE_START_ADDR = 11,
+	RANGE_SIZE = 12,
+	ALLOWED_HANDLE_TYPES = 14,
+	IS_GPU_DIRECT_RDMA_CAPABLE = 15,
 	MAPPING_SIZE = 18,
 	MAPPING_BASE_ADDR = 19,
 	MEMORY_BLOCK_ID = 20,
+	IS_HW_DECOMPRESS_CAPABLE = 21,
+};
+
+struct ipc { /* CUipcMemHandle */
+	unsigned char bytes[64];
 };
 
 struct array_mapping { /* CUarrayMapInfo */

@@ -8,50 +8,18 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "guest.h"
-
-#ifndef PART /* the tests take less */
-#define PART (256ull << 20)
-#endif
-#define LIMIT (2 * PART) /* from which on the driver makes a fabric object */
-
-/* Memory is mapped as a whole: the driver refuses anything else. */
-struct mapping {
-	struct mapping *next;
-	CUdeviceptr at;
-};
-
-/* One that is made whole has one part, which is as large as the memory. */
-struct memory {
-	struct memory *next;
-	size_t size, part_size, count;
-	struct properties wanted;
-	unsigned references;	  /* of the program; the parts stay while it has one, or a mapping */
-	struct mapping *mappings;
-	CUhandle *parts;
-};
+#include "parts.h"
 
 static struct memory *all;
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 
-/* The rest of a function has the records for itself. */
-#define ALONE __attribute__((cleanup(unlock), unused)) const bool alone = take()
-
-/* The beginning of a call. The driver answers a forked child, where nobody would give back the lock that another thread had. */
-#define BEGIN(in_a_child)                                                                                              \
-	if (!driver_known())                                                                                           \
-		return CUDA_ERROR_NOT_INITIALIZED;                                                                     \
-	if (driver_forked())                                                                                           \
-		return in_a_child;                                                                                     \
-	ALONE
-
-static bool take(void)
+bool parts_take(void)
 {
 	pthread_mutex_lock(&lock);
 	return true;
 }
 
-static void unlock(const bool *unused)
+void parts_give(const bool *unused)
 {
 	(void)unused;
 	pthread_mutex_unlock(&lock);
@@ -73,8 +41,7 @@ static struct memory *memory_of(CUhandle handle)
 	return NULL;
 }
 
-/* The memory that is mapped at AT, and where its mapping begins. */
-static struct memory *memory_at(CUdeviceptr at, CUdeviceptr *begin)
+struct memory *memory_at(CUdeviceptr at, CUdeviceptr *begin)
 {
 	for (struct memory *m = all; m; m = m->next)
 		for (struct mapping *p = m->mappings; p; p = p->next)
@@ -85,7 +52,7 @@ static struct memory *memory_at(CUdeviceptr at, CUdeviceptr *begin)
 	return NULL;
 }
 
-static size_t length(const struct memory *m, size_t part)
+size_t memory_length(const struct memory *m, size_t part)
 {
 	return part + 1 < m->count ? m->part_size : m->size - part * m->part_size;
 }
@@ -96,27 +63,46 @@ static void release_parts(CUhandle *parts, size_t count)
 		driver.cuMemRelease(parts[--count]);
 }
 
-static void forget_unused(struct memory *m)
+void memory_enter(struct memory *m)
+{
+	m->next = all;
+	all = m;
+}
+
+void memory_leave(struct memory *m)
 {
 	struct memory **p = &all;
 
-	if (m->references || m->mappings)
-		return;
-	release_parts(m->parts, m->count);
 	while (*p != m)
 		p = &(*p)->next;
 	*p = m->next;
+}
+
+struct memory *memory_first(void) { return all; }
+
+void memory_release(struct memory *m)
+{
+	release_parts(m->parts, m->count);
+	free(m->mappings);
 	free(m->parts);
 	free(m);
 }
 
-static struct memory *new_memory(size_t size, const struct properties *wanted)
+static void forget_unused(struct memory *m)
+{
+	if (m->references || m->mappings)
+		return;
+	memory_leave(m);
+	memory_release(m);
+}
+
+struct memory *memory_new(size_t size, const struct properties *wanted)
 {
 	struct memory *m = calloc(1, sizeof *m);
 
 	if (!m)
 		return NULL;
-	*m = (struct memory){.size = size, .part_size = PART, .count = (size + PART - 1) / PART, .wanted = *wanted, .references = 1};
+	*m = (struct memory){.size = size, .part_size = PART, .count = (size + PART - 1) / PART, .wanted = *wanted};
 	if (!(m->parts = calloc(m->count, sizeof *m->parts))) {
 		free(m);
 		return NULL;
@@ -124,38 +110,52 @@ static struct memory *new_memory(size_t size, const struct properties *wanted)
 	return m;
 }
 
-/* Only what another GPU may reach is worth it, and what there can be: parts are taken one by one. */
-static bool is_ours(size_t size, const struct properties *wanted)
+bool memory_is_ours(size_t size, CUdevice device)
 {
 	int gpus = 0;
 	size_t total = 0;
 
-	return size >= LIMIT && wanted->type == CU_MEM_ALLOCATION_TYPE_PINNED && wanted->location.type == CU_MEM_LOCATION_TYPE_DEVICE &&
-	       !wanted->flags.compression && !wanted->flags.usage && !driver.cuDeviceGetCount(&gpus) && gpus > 1 &&
-	       !driver.cuDeviceTotalMem_v2(&total, wanted->location.id) && size <= total;
+	return size >= LIMIT && !driver.cuDeviceGetCount(&gpus) && gpus > 1 && !driver.cuDeviceTotalMem_v2(&total, device) && size <= total;
+}
+
+CUresult memory_create(struct memory **out, size_t size, const struct properties *wanted)
+{
+	struct memory *m = memory_new(size, wanted);
+
+	if (!m)
+		return CUDA_ERROR_OUT_OF_MEMORY;
+	for (size_t i = 0; i < m->count; i++) {
+		CUresult r = driver.cuMemCreate(&m->parts[i], memory_length(m, i), wanted, 0);
+		if (r) {
+			m->count = i;
+			memory_release(m);
+			return r;
+		}
+	}
+	*out = m;
+	return CUDA_SUCCESS;
+}
+
+static bool can_be_ours(size_t size, const struct properties *wanted)
+{
+	return wanted->type == CU_MEM_ALLOCATION_TYPE_PINNED && wanted->location.type == CU_MEM_LOCATION_TYPE_DEVICE &&
+	       !wanted->flags.compression && !wanted->flags.usage && memory_is_ours(size, wanted->location.id);
 }
 
 CUresult cuMemCreate(CUhandle *handle, size_t size, const struct properties *wanted, unsigned long long flags)
 {
+	struct memory *m;
+
 	if (!driver_known())
 		return CUDA_ERROR_NOT_INITIALIZED;
-	if (driver_forked() || !handle || !wanted || flags || !is_ours(size, wanted))
+	if (driver_forked() || !handle || !wanted || flags || !can_be_ours(size, wanted))
 		return driver.cuMemCreate(handle, size, wanted, flags);
-	struct memory *m = new_memory(size, wanted);
-	if (!m)
-		return driver.cuMemCreate(handle, size, wanted, flags);
-	for (size_t i = 0; i < m->count; i++) {
-		CUresult r = driver.cuMemCreate(&m->parts[i], length(m, i), wanted, flags);
-		if (r) {
-			release_parts(m->parts, i);
-			free(m->parts);
-			free(m);
-			return r;
-		}
-	}
+	CUresult r = memory_create(&m, size, wanted);
+	if (r)
+		return r;
+	m->references = 1;
 	ALONE;
-	m->next = all;
-	all = m;
+	memory_enter(m);
 	*handle = (CUhandle)(uintptr_t)m;
 	return CUDA_SUCCESS;
 }
@@ -171,12 +171,12 @@ CUresult cuMemRelease(CUhandle handle)
 	return CUDA_SUCCESS;
 }
 
-static CUresult map(const struct memory *m, CUdeviceptr at)
+CUresult memory_map(const struct memory *m, CUdeviceptr at)
 {
 	size_t done = 0;
 
-	for (size_t i = 0; i < m->count; done += length(m, i++)) {
-		CUresult r = driver.cuMemMap(at + done, length(m, i), 0, m->parts[i], 0);
+	for (size_t i = 0; i < m->count; done += memory_length(m, i++)) {
+		CUresult r = driver.cuMemMap(at + done, memory_length(m, i), 0, m->parts[i], 0);
 		if (r) {
 			if (done)
 				driver.cuMemUnmap(at, done);
@@ -199,7 +199,7 @@ CUresult cuMemMap(CUdeviceptr at, size_t size, size_t offset, CUhandle handle, u
 	struct mapping *p = malloc(sizeof *p);
 	if (!p)
 		return CUDA_ERROR_OUT_OF_MEMORY;
-	CUresult r = map(m, at);
+	CUresult r = memory_map(m, at);
 	if (r) {
 		free(p);
 		return r;
@@ -209,9 +209,26 @@ CUresult cuMemMap(CUdeviceptr at, size_t size, size_t offset, CUhandle handle, u
 	return CUDA_SUCCESS;
 }
 
+/* Is there ordinary memory, of which a program must not know that it is mapped? */
+static bool ordinary_in(CUdeviceptr at, size_t size)
+{
+	for (struct memory *m = all; m; m = m->next)
+		if (m->companion && (m->mappings->at - at < size || at - m->mappings->at < m->size))
+			return true;
+	return false;
+}
+
+CUresult cuMemSetAccess(CUdeviceptr at, size_t size, const struct access *who, size_t count)
+{
+	BEGIN(driver.cuMemSetAccess(at, size, who, count));
+	return ordinary_in(at, size) ? CUDA_ERROR_INVALID_VALUE : driver.cuMemSetAccess(at, size, who, count);
+}
+
 CUresult cuMemUnmap(CUdeviceptr at, size_t size)
 {
 	BEGIN(driver.cuMemUnmap(at, size));
+	if (ordinary_in(at, size))
+		return CUDA_ERROR_INVALID_VALUE;
 	CUresult r = driver.cuMemUnmap(at, size);
 	if (r)
 		return r;
@@ -239,6 +256,8 @@ CUresult cuMemRetainAllocationHandle(CUhandle *handle, void *at)
 	struct memory *m = handle ? memory_at((CUdeviceptr)(uintptr_t)at, &begin) : NULL;
 	if (!m)
 		return driver.cuMemRetainAllocationHandle(handle, at);
+	if (m->companion)
+		return CUDA_ERROR_INVALID_VALUE;
 	m->references++;
 	*handle = (CUhandle)(uintptr_t)m;
 	return CUDA_SUCCESS;
@@ -251,8 +270,7 @@ CUresult cuMemGetAllocationPropertiesFromHandle(struct properties *its, CUhandle
 	return driver.cuMemGetAllocationPropertiesFromHandle(its, m ? m->parts[0] : handle);
 }
 
-/* Waits for the work of all GPUs: memory is moved under it. */
-static CUresult synchronize(void)
+CUresult parts_synchronize(void)
 {
 	int n = 0, active;
 	unsigned flags;
@@ -331,7 +349,7 @@ static CUresult make_whole(struct memory *m)
 		return CUDA_ERROR_INVALID_CONTEXT;
 	if ((r = driver.cuMemCreate(&whole, m->size, &m->wanted, 0)))
 		return r;
-	if (m->mappings && !(r = synchronize()))
+	if (m->mappings && !(r = parts_synchronize()))
 		r = copy(m, m->mappings->at, whole);
 	for (struct mapping *p = m->mappings; p && !r; p = p->next)
 		r = replace(p->at, m->size, whole);
@@ -410,8 +428,9 @@ CUresult cuMulticastBindAddr(CUhandle group, size_t group_offset, CUdeviceptr at
 
 /* What a program is told of memory: not the bounds of a part. */
 struct bounds {
-	CUdeviceptr base;
-	size_t size;
+	CUdeviceptr base, companion;
+	size_t size, mapped;
+	bool opened;
 };
 
 static bool bounds_at(CUdeviceptr at, struct bounds *its)
@@ -420,9 +439,12 @@ static bool bounds_at(CUdeviceptr at, struct bounds *its)
 		return false;
 	ALONE;
 	struct memory *m = memory_at(at, &its->base);
-	if (!m || m->count == 1)
+	if (!m || (m->count == 1 && !m->companion))
 		return false;
-	its->size = m->size;
+	its->size = m->companion ? m->asked : m->size;
+	its->mapped = m->size;
+	its->companion = m->companion;
+	its->opened = m->opened;
 	return true;
 }
 
@@ -442,14 +464,25 @@ CUresult cuMemGetAddressRange_v2(CUdeviceptr *base, size_t *size, CUdeviceptr at
 	return r;
 }
 
-/* The identity of the memory is that of its first part. */
+/* The identity of the memory is that of its first part. What ordinary memory has otherwise is the companion's. */
 static void adjust(void *out, int attribute, const struct bounds *its)
 {
 	switch (attribute) {
 	case BUFFER_ID:
 	case MEMORY_BLOCK_ID: driver.cuPointerGetAttribute(out, attribute, its->base); break;
 	case MAPPING_BASE_ADDR: *(CUdeviceptr *)out = its->base; break;
-	case MAPPING_SIZE: *(size_t *)out = its->size; break;
+	case MAPPING_SIZE: *(size_t *)out = its->mapped; break;
+	}
+	if (!its->companion)
+		return;
+	switch (attribute) {
+	case RANGE_START_ADDR: *(CUdeviceptr *)out = its->base; break;
+	case RANGE_SIZE: *(size_t *)out = its->size; break;
+	case IS_LEGACY_CUDA_IPC_CAPABLE: *(int *)out = !its->opened; break;
+	case CONTEXT:
+	case SYNC_MEMOPS:
+	case DEVICE_ORDINAL:
+	case ALLOWED_HANDLE_TYPES: driver.cuPointerGetAttribute(out, attribute, its->companion); break;
 	}
 }
 
@@ -476,4 +509,10 @@ CUresult cuPointerGetAttributes(unsigned count, int *attributes, void **out, CUd
 		for (unsigned i = 0; i < count; i++)
 			adjust(out[i], attributes[i], &its);
 	return r;
+}
+
+CUdeviceptr ordinary_companion(CUdeviceptr at)
+{
+	struct bounds its;
+	return bounds_at(at, &its) ? its.companion : 0;
 }

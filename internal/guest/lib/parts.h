@@ -1,0 +1,67 @@
+/* parts.h: the records of memory that is made of parts. */
+#pragma once
+#include "guest.h"
+
+#ifndef PART /* the tests take less */
+#define PART (256ull << 20)
+#endif
+#define LIMIT (2 * PART) /* from which on the driver makes a fabric object */
+
+/* Memory is mapped as a whole: the driver refuses anything else. */
+struct mapping {
+	struct mapping *next;
+	CUdeviceptr at;
+};
+
+/* One that is made whole has one part, which is as large as the memory. */
+struct memory {
+	struct memory *next;
+	size_t size, part_size, count;
+	struct properties wanted;
+	unsigned references;	  /* of the program; the parts stay while it has one, or a mapping */
+	struct mapping *mappings; /* one if it is ordinary memory */
+	CUhandle *parts;
+	/* Of ordinary memory, for which a program has an address and no handle: alloc.c. */
+	CUdeviceptr companion;
+	size_t asked;
+	/* Of ordinary memory that another process has opened, on both sides: ipc.c. */
+	char owner[24];
+	unsigned long long number;
+	unsigned opened; /* how often it was opened here: it is another process's */
+};
+
+/* The rest of a function has the records for itself. */
+#define ALONE __attribute__((cleanup(parts_give), unused)) const bool alone = parts_take()
+
+/* The beginning of a call. The driver answers a forked child, where nobody would give back the lock that another thread had. */
+#define BEGIN(in_a_child)                                                                                              \
+	if (!driver_known())                                                                                           \
+		return CUDA_ERROR_NOT_INITIALIZED;                                                                     \
+	if (driver_forked())                                                                                           \
+		return in_a_child;                                                                                     \
+	ALONE
+
+bool parts_take(void);
+void parts_give(const bool *unused);
+
+/* Only what another GPU may reach is worth parts, and what there can be: they are taken one by one. */
+bool memory_is_ours(size_t size, CUdevice device);
+/* A record without parts. NULL: no room for it. */
+struct memory *memory_new(size_t size, const struct properties *wanted);
+/* A record with its parts. */
+CUresult memory_create(struct memory **out, size_t size, const struct properties *wanted);
+/* Gives back a record, which is in no list, and its parts. */
+void memory_release(struct memory *m);
+size_t memory_length(const struct memory *m, size_t part);
+/* Maps the parts one behind the other. */
+CUresult memory_map(const struct memory *m, CUdeviceptr at);
+
+/* For who has the records for himself. */
+void memory_enter(struct memory *m);
+void memory_leave(struct memory *m);
+struct memory *memory_first(void);
+/* The memory that is mapped at AT, and where its mapping begins. */
+struct memory *memory_at(CUdeviceptr at, CUdeviceptr *begin);
+
+/* Waits for the work of all GPUs: memory is moved under it, or taken away. */
+CUresult parts_synchronize(void);
