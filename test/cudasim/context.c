@@ -132,6 +132,34 @@ EXPORT CUresult cuDevicePrimaryCtxRelease_v2(CUdevice ordinal)
 }
 ALIAS(cuDevicePrimaryCtxRelease_v2) CUresult cuDevicePrimaryCtxRelease(CUdevice ordinal);
 
+EXPORT CUresult cuDevicePrimaryCtxReset_v2(CUdevice ordinal)
+{
+	CUresult r = gate_enter();
+	if (r)
+		return r;
+	struct sim_context *c = sim_device_of(ordinal) ? primary_of(sim.visible[ordinal]) : NULL;
+	if (c)
+		destroy(c);
+	gate_leave();
+	return sim_device_of(ordinal) ? CUDA_SUCCESS : CUDA_ERROR_INVALID_DEVICE;
+}
+ALIAS(cuDevicePrimaryCtxReset_v2) CUresult cuDevicePrimaryCtxReset(CUdevice ordinal);
+
+EXPORT CUresult cuDevicePrimaryCtxGetState(CUdevice ordinal, unsigned *flags, int *active)
+{
+	CUresult r = gate_enter();
+	if (r)
+		return r;
+	if (!flags || !active || !sim_device_of(ordinal)) {
+		r = flags && active ? CUDA_ERROR_INVALID_DEVICE : CUDA_ERROR_INVALID_VALUE;
+	} else {
+		*flags = 0;
+		*active = primary_of(sim.visible[ordinal]) != NULL;
+	}
+	gate_leave();
+	return r;
+}
+
 static CUresult push(CUcontext c)
 {
 	if (depth == STACK)

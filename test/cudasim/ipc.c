@@ -2,6 +2,7 @@
  * ipc.c: CUDA IPC. It works while the processes run. A process that has memory
  * imported is locked and checkpointed like any other and then never restores.
  */
+#include <pthread.h>
 #include <stdio.h>
 #include <string.h>
 
@@ -80,7 +81,9 @@ EXPORT CUresult cuIpcOpenMemHandle_v2(CUdeviceptr *p, CUipcMemHandle in, unsigne
 	CUresult r = context_enter(&context);
 	if (r)
 		return r;
+	static pthread_mutex_t one = PTHREAD_MUTEX_INITIALIZER;
 	struct opened before = {&h, context, 0};
+	pthread_mutex_lock(&one);
 	if (!strcmp(h.exporter, sim.name)) {
 		r = CUDA_ERROR_INVALID_CONTEXT; /* not in the process that exported it */
 	} else if (memory_each(open_again, &before), before.at) {
@@ -97,6 +100,7 @@ EXPORT CUresult cuIpcOpenMemHandle_v2(CUdeviceptr *p, CUipcMemHandle in, unsigne
 			r = CUDA_ERROR_OUT_OF_MEMORY;
 		}
 	}
+	pthread_mutex_unlock(&one);
 	gate_leave();
 	return r;
 }

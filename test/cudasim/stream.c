@@ -300,6 +300,16 @@ EXPORT CUresult cuStreamSynchronize(CUstream handle)
 	return r;
 }
 
+/* Captures are not simulated. */
+EXPORT CUresult cuStreamIsCapturing(CUstream s, int *out)
+{
+	(void)s;
+	if (!out)
+		return CUDA_ERROR_INVALID_VALUE;
+	*out = 0;
+	return CUDA_SUCCESS;
+}
+
 EXPORT CUresult cuStreamQuery(CUstream handle)
 {
 	uint64_t id, count;

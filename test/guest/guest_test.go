@@ -53,6 +53,7 @@ func TestAProgramSeesNoDifference(t *testing.T) {
 	for program, sizes := range map[string]struct{ simulated, real []string }{
 		"rows":     {[]string{"32", "4", "0"}, []string{"1280", "256", "1"}}, // MiB in all, and between the words that it looks at; exports are not simulated well enough
 		"ordinary": {[]string{"32"}, []string{"1280"}},
+		"sharing":  {[]string{"32"}, []string{"1280"}},
 	} {
 		t.Run(program, func(t *testing.T) {
 			testenv.Isolated(t, func(t *testing.T) {
@@ -62,8 +63,9 @@ func TestAProgramSeesNoDifference(t *testing.T) {
 					args = sizes.real
 				}
 				without, with := rows(t, host, program, args), rows(t, host, program, args, "LD_PRELOAD="+library(t))
-				if len(without) < 100 {
-					t.Fatalf("only %d rows", len(without))
+				t.Logf("%d rows", len(without))
+				if len(without) < 9 {
+					t.Fatalf("only %q", without)
 				}
 				if len(without) != len(with) {
 					t.Errorf("%d rows without the guest, %d with it", len(without), len(with))
@@ -81,8 +83,8 @@ func TestAProgramSeesNoDifference(t *testing.T) {
 // TestEveryCLibraryHasWhatItNeeds: where a symbol is missing, the dynamic loader ends the program.
 func TestEveryCLibraryHasWhatItNeeds(t *testing.T) {
 	// Those of glibc 2.14 and of musl.
-	had := strings.Fields(`__errno_location accept4 bind calloc close connect dl_iterate_phdr free getenv geteuid getpid getsockopt listen malloc memcmp memcpy
-		memset nanosleep open pthread_mutex_lock pthread_mutex_unlock read recv recvmsg send sendmsg setsockopt sigfillset sigprocmask socket strcmp strncmp`)
+	had := strings.Fields(`__errno_location accept4 bind calloc close connect dl_iterate_phdr fcntl free getenv geteuid getpid getsockopt listen malloc memcmp memcpy memmove
+		memset nanosleep open poll pthread_mutex_lock pthread_mutex_unlock read recv recvmsg send sendmsg setsockopt shutdown sigfillset sigprocmask socket strcmp strncmp`)
 	file, err := elf.Open(library(t))
 	if err != nil {
 		t.Fatal(err)

@@ -2,14 +2,11 @@
  * alloc.c: cuMemAlloc of 512 MiB and more is made of parts, too. Beside each such memory the
  * driver makes a small one, its companion, at the same moment and in the same context, and
  * gives it back first. So the driver itself says what is allowed now (in a capture, after an
- * error), waits for what it waits for, and knows whose the memory is and whether that context
- * has ended.
+ * error), waits for what it waits for, and knows whose the memory is.
  */
 #include <stdlib.h>
 
 #include "alloc.h"
-
-#define STEP (2ull << 20) /* of the sizes that the driver takes for a part */
 
 /* The GPUs that can reach the memory may: a copy needs no more, and peer access to parts cannot be enabled. */
 static CUresult allow(CUdeviceptr at, size_t size, CUdevice owner)
@@ -26,6 +23,22 @@ static CUresult allow(CUdeviceptr at, size_t size, CUdevice owner)
 	}
 	return r ? r : driver.cuMemSetAccess(at, size, who, count);
 }
+
+static CUdevice primary_of(CUcontext context)
+{
+	CUcontext primary = NULL;
+	CUdevice device;
+	unsigned flags;
+	int active = 0;
+
+	if (driver.cuCtxGetDevice(&device) || driver.cuDevicePrimaryCtxGetState(device, &flags, &active) || !active ||
+	    driver.cuDevicePrimaryCtxRetain(&primary, device))
+		return -1;
+	driver.cuDevicePrimaryCtxRelease_v2(device);
+	return primary == context ? device : -1;
+}
+
+static unsigned long long births;
 
 CUresult ordinary_place(struct memory *m, CUdeviceptr companion, CUdeviceptr *out)
 {
@@ -46,7 +59,11 @@ CUresult ordinary_place(struct memory *m, CUdeviceptr companion, CUdeviceptr *ou
 	*out = p->at;
 	m->mappings = p;
 	m->companion = companion;
+	driver.cuCtxGetCurrent(&m->context);
+	m->primary_of = primary_of(m->context);
+	driver.cuPointerGetAttribute(&m->id, BUFFER_ID, companion);
 	ALONE;
+	m->born = ++births;
 	memory_enter(m);
 	return CUDA_SUCCESS;
 }
@@ -93,29 +110,36 @@ CUresult cuMemAlloc_v2(CUdeviceptr *out, size_t size)
 	return driver.cuMemAlloc_v2(out, size); /* it may have room where there is none for parts, or says why not */
 }
 
-CUresult ordinary_end(struct memory *m)
+/* Whether the companion's address is another memory's: its context has ended in a way that is not served. */
+static bool is_stale(const struct memory *m)
 {
-	CUresult r = driver.cuMemFree_v2(m->companion);
-
-	if (r) {
-		ALONE;
-		memory_enter(m);
-		return r;
-	}
-	withdraw(m);
-	return CUDA_SUCCESS;
+	unsigned long long id = m->id;
+	return !driver.cuPointerGetAttribute(&id, BUFFER_ID, m->companion) && id != m->id;
 }
 
-struct memory *ordinary_take_out(CUdeviceptr at, bool opened)
+struct memory *ordinary_begin_end(CUdeviceptr at, bool opened)
 {
 	CUdeviceptr begin;
 
 	ALONE;
 	struct memory *m = memory_at(at, &begin);
-	if (!m || !m->companion || begin != at || !m->opened == opened)
+	if (!m || !m->companion || begin != at || !m->opened == opened || m->ending || is_stale(m))
 		return NULL;
-	memory_leave(m);
+	m->ending = true;
 	return m;
+}
+
+CUresult ordinary_end(struct memory *m, CUresult freed)
+{
+	{
+		ALONE;
+		m->ending = false;
+		if (freed)
+			return freed;
+		memory_leave(m);
+	}
+	withdraw(m);
+	return CUDA_SUCCESS;
 }
 
 CUresult cuMemFree_v2(CUdeviceptr at)
@@ -124,42 +148,112 @@ CUresult cuMemFree_v2(CUdeviceptr at)
 
 	if (!driver_known())
 		return CUDA_ERROR_NOT_INITIALIZED;
-	if (driver_forked() || !(m = ordinary_take_out(at, false)))
+	if (driver_forked() || !(m = ordinary_begin_end(at, false)))
 		return driver.cuMemFree_v2(at);
-	return ordinary_end(m);
+	return ordinary_end(m, driver.cuMemFree_v2(m->companion));
 }
 
-/* Ordinary memory whose context has ended. */
-static struct memory *take_out_an_orphan(void)
+static bool is_ordinary(CUdeviceptr at)
 {
-	CUcontext context;
+	CUdeviceptr begin;
 
 	ALONE;
-	for (struct memory *m = memory_first(); m; m = m->next)
-		if (m->companion && driver.cuPointerGetAttribute(&context, CONTEXT, m->companion)) {
-			memory_leave(m);
-			return m;
-		}
-	return NULL;
+	const struct memory *m = memory_at(at, &begin);
+	return m && m->companion;
 }
 
-static CUresult after_a_context(CUresult r)
+/* The driver frees such memory when the stream has come so far, or later. Here it is waited for. */
+static CUresult free_in_order(CUdeviceptr at, void *stream, CUresult (*call)(CUdeviceptr, void *), bool own_stream)
 {
+	void *which = !stream && own_stream ? (void *)2 : stream; /* CU_STREAM_PER_THREAD */
 	struct memory *m;
+	int capturing = 0;
+	CUresult r;
 
-	while (!driver_forked() && (m = take_out_an_orphan()))
+	if (driver_forked() || !is_ordinary(at) || driver.cuStreamIsCapturing(which, &capturing) || capturing || !(m = ordinary_begin_end(at, false)))
+		return call(at, stream);
+	if (!(r = driver.cuStreamSynchronize(which)))
+		r = call(m->companion, stream);
+	return ordinary_end(m, r);
+}
+
+CUresult cuMemFreeAsync(CUdeviceptr at, void *stream)
+{
+	return driver_known() ? free_in_order(at, stream, driver.cuMemFreeAsync, false) : CUDA_ERROR_NOT_INITIALIZED;
+}
+
+CUresult cuMemFreeAsync_ptsz(CUdeviceptr at, void *stream)
+{
+	return driver_known() ? free_in_order(at, stream, driver.cuMemFreeAsync_ptsz, true) : CUDA_ERROR_NOT_INITIALIZED;
+}
+
+/* A context has ended, and takes its memory along: that of CONTEXT, or of the primary one of a device. */
+static void ended(CUcontext context, CUdevice device, unsigned long long until)
+{
+	for (;;) {
+		struct memory *m;
+		{
+			ALONE;
+			for (m = memory_first(); m; m = m->next)
+				if (m->companion && !m->ending && m->born <= until && (context ? m->context == context : m->primary_of == device))
+					break;
+			if (!m)
+				return;
+			memory_leave(m);
+		}
 		withdraw(m);
+	}
+}
+
+static unsigned long long births_until_now(void)
+{
+	ALONE;
+	return births;
+}
+
+static CUresult end_context(CUresult (*call)(CUcontext), CUcontext context)
+{
+	if (driver_forked())
+		return call(context);
+	unsigned long long until = births_until_now();
+	CUresult r = call(context);
+	if (!r && context)
+		ended(context, -1, until);
 	return r;
 }
 
-#define ENDS_A_CONTEXT(name, type)                                                                                     \
-	CUresult name(type whose)                                                                                      \
-	{                                                                                                              \
-		return driver_known() ? after_a_context(driver.name(whose)) : CUDA_ERROR_NOT_INITIALIZED;              \
-	}
-ENDS_A_CONTEXT(cuCtxDestroy, CUcontext)
-ENDS_A_CONTEXT(cuCtxDestroy_v2, CUcontext)
-ENDS_A_CONTEXT(cuDevicePrimaryCtxRelease, CUdevice)
-ENDS_A_CONTEXT(cuDevicePrimaryCtxRelease_v2, CUdevice)
-ENDS_A_CONTEXT(cuDevicePrimaryCtxReset, CUdevice)
-ENDS_A_CONTEXT(cuDevicePrimaryCtxReset_v2, CUdevice)
+/* A primary context ends when the last one who has it releases it. */
+static CUresult release_primary(CUresult (*call)(CUdevice), CUdevice device)
+{
+	unsigned flags;
+	int active = 0;
+
+	if (driver_forked())
+		return call(device);
+	unsigned long long until = births_until_now();
+	CUresult r = call(device);
+	if (!r && !driver.cuDevicePrimaryCtxGetState(device, &flags, &active) && !active)
+		ended(NULL, device, until);
+	return r;
+}
+
+static CUresult end_primary(CUresult (*call)(CUdevice), CUdevice device)
+{
+	if (driver_forked())
+		return call(device);
+	unsigned long long until = births_until_now();
+	CUresult r = call(device);
+	if (!r)
+		ended(NULL, device, until);
+	return r;
+}
+
+#define ENDS(how, name, type)                                                                                          \
+	CUresult name(type which) { return driver_known() ? how(driver.name, which) : CUDA_ERROR_NOT_INITIALIZED; }
+ENDS(end_context, cuCtxDetach, CUcontext)
+ENDS(end_context, cuCtxDestroy, CUcontext)
+ENDS(end_context, cuCtxDestroy_v2, CUcontext)
+ENDS(release_primary, cuDevicePrimaryCtxRelease, CUdevice)
+ENDS(release_primary, cuDevicePrimaryCtxRelease_v2, CUdevice)
+ENDS(end_primary, cuDevicePrimaryCtxReset, CUdevice)
+ENDS(end_primary, cuDevicePrimaryCtxReset_v2, CUdevice)

@@ -2,12 +2,10 @@
 #pragma once
 #include "parts.h"
 
-/* Gives the parts of a record an address, and puts it into the list. */
+/* Gives the parts of a record an address, and puts it into the list. The companion is one of the current context. */
 CUresult ordinary_place(struct memory *m, CUdeviceptr companion, CUdeviceptr *out);
 
-/* The companion of the memory at an address; 0 if it has none. */
-CUdeviceptr ordinary_companion(CUdeviceptr at);
-
-/* Takes a record out of the list, and ends what was taken out. What the driver does not let go now goes back into the list. */
-struct memory *ordinary_take_out(CUdeviceptr at, bool opened);
-CUresult ordinary_end(struct memory *m);
+/* The memory that begins at an address, marked as ending. NULL: there is none, or another thread ends it. */
+struct memory *ordinary_begin_end(CUdeviceptr at, bool opened);
+/* FREED is what the driver answered when the companion was given back. If it did not let it go now, the memory stays. */
+CUresult ordinary_end(struct memory *m, CUresult freed);

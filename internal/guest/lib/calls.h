@@ -10,8 +10,9 @@
  *                                  what takes one allocation gets one: the memory is made whole
  *   cuMemGetAddressRange, cuPointerGetAttribute, cuPointerGetAttributes
  *                                  the whole mapping, not that of a part
- *   cuMemAlloc, cuMemFree          512 MiB and more are made of parts (alloc.c)
- *   cuCtxDestroy, cuDevicePrimaryCtxReset, cuDevicePrimaryCtxRelease
+ *   cuMemAlloc, cuMemFree, cuMemFreeAsync
+ *                                  512 MiB and more are made of parts (alloc.c)
+ *   cuCtxDestroy, cuCtxDetach, cuDevicePrimaryCtxReset, cuDevicePrimaryCtxRelease
  *                                  a context that ends takes its memory along
  *   cuIpcGetMemHandle, cuIpcOpenMemHandle, cuIpcCloseMemHandle
  *                                  parts have no such handles of the driver's (ipc.c)
@@ -39,6 +40,9 @@ SERVED(CUresult, cuPointerGetAttribute, void *out, int attribute, CUdeviceptr at
 SERVED(CUresult, cuPointerGetAttributes, unsigned count, int *attributes, void **out, CUdeviceptr at)
 SERVED(CUresult, cuMemAlloc_v2, CUdeviceptr *out, size_t size)
 SERVED(CUresult, cuMemFree_v2, CUdeviceptr at)
+SERVED(CUresult, cuMemFreeAsync, CUdeviceptr at, void *stream)
+SERVED(CUresult, cuMemFreeAsync_ptsz, CUdeviceptr at, void *stream)
+SERVED(CUresult, cuCtxDetach, CUcontext whose)
 SERVED(CUresult, cuCtxDestroy, CUcontext whose)
 SERVED(CUresult, cuCtxDestroy_v2, CUcontext whose)
 SERVED(CUresult, cuDevicePrimaryCtxRelease, CUdevice whose)
@@ -52,7 +56,7 @@ SERVED(CUresult, cuIpcCloseMemHandle, CUdeviceptr at)
 SERVED(CUresult, cuPointerSetAttribute, const void *value, int attribute, CUdeviceptr at)
 SERVED(CUresult, cuMemSetAccess, CUdeviceptr at, size_t size, const struct access *who, size_t count)
 #define UNPACKED(...) __VA_ARGS__
-#define MEMOP(name, parameters, arguments)                                                                             \
+#define MEMOP(name, parameters, arguments, to, from)                                                                             \
 	SERVED(CUresult, name, UNPACKED parameters)                                                                    \
 	SERVED(CUresult, name##_ptds, UNPACKED parameters)
 #include "memops.h"
@@ -74,4 +78,5 @@ CALL(CUresult, cuMemAddressReserve, CUdeviceptr *out, size_t size, size_t alignm
 CALL(CUresult, cuMemAddressFree, CUdeviceptr at, size_t size)
 CALL(CUresult, cuMemGetAccess, unsigned long long *flags, const struct location *who, CUdeviceptr at)
 CALL(CUresult, cuStreamSynchronize, void *stream)
+CALL(CUresult, cuStreamIsCapturing, void *stream, int *out)
 #undef SERVED

@@ -29,5 +29,8 @@ bool driver_forked(void);
 /* In a forked child: is there memory? If not, the child begins anew. */
 bool parts_inherited(void);
 
+/* In a forked child: it answers nobody. */
+void ipc_in_a_child(void);
+
 /* A function that the program was given, or the guest's in its place. */
 void *served(void *function);

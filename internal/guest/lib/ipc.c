@@ -6,6 +6,7 @@
 #define _GNU_SOURCE
 #include <errno.h>
 #include <fcntl.h>
+#include <poll.h>
 #include <pthread.h>
 #include <signal.h>
 #include <string.h>
@@ -34,9 +35,22 @@ struct answer {
 	size_t size;
 };
 
-static int listener = -1; /* of this process, for whoever has the records for himself */
+/* Of this process: the listener, and behind it who is connected. The thread alone changes them, but for the first. */
+static struct pollfd sockets[65];
 static char own_name[24];
+static bool listening;
 static unsigned long long numbers;
+static pthread_mutex_t opening = PTHREAD_MUTEX_INITIALIZER; /* one opens at a time: a context has one mapping of each memory */
+
+/* Repeats a call that a signal, a stop or a freeze of the process has interrupted. */
+#define AGAIN(call)                                                                                                    \
+	({                                                                                                             \
+		ssize_t done;                                                                                          \
+		do                                                                                                     \
+			done = call;                                                                                   \
+		while (done < 0 && errno == EINTR);                                                                    \
+		done;                                                                                                  \
+	})
 
 static socklen_t address(struct sockaddr_un *a, const char *name)
 {
@@ -46,22 +60,17 @@ static socklen_t address(struct sockaddr_un *a, const char *name)
 	return offsetof(struct sockaddr_un, sun_path) + 1 + strlen(PREFIX) + sizeof own_name;
 }
 
-/* Nobody is waited for without end. */
-static void limit(int s)
-{
-	struct timeval most = {.tv_sec = 30};
-
-	setsockopt(s, SOL_SOCKET, SO_RCVTIMEO, &most, sizeof most);
-	setsockopt(s, SOL_SOCKET, SO_SNDTIMEO, &most, sizeof most);
-}
-
 /* The descriptor of a part, in FD. */
 static struct answer export_part(unsigned long long number, size_t part, int *fd)
 {
 	ALONE;
 	for (struct memory *m = memory_first(); m; m = m->next)
-		if (m->number == number && !m->opened && part < m->count)
-			return (struct answer){driver.cuMemExportToShareableHandle(fd, m->parts[part], CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR, 0), memory_length(m, part)};
+		if (number && m->number == number && !m->opened && part < m->count) {
+			CUresult r = driver.cuMemExportToShareableHandle(fd, m->parts[part], CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR, 0);
+			if (!r)
+				fcntl(*fd, F_SETFD, FD_CLOEXEC);
+			return (struct answer){r, memory_length(m, part)};
+		}
 	return (struct answer){CUDA_ERROR_INVALID_VALUE, 0};
 }
 
@@ -82,7 +91,7 @@ static bool send_answer(int s, struct answer a, int fd)
 		control.header = (struct cmsghdr){.cmsg_len = CMSG_LEN(sizeof fd), .cmsg_level = SOL_SOCKET, .cmsg_type = SCM_RIGHTS};
 		memcpy(CMSG_DATA(&control.header), &fd, sizeof fd);
 	}
-	return sendmsg(s, &message, MSG_NOSIGNAL) == sizeof a;
+	return AGAIN(sendmsg(s, &message, MSG_NOSIGNAL | MSG_DONTWAIT)) == sizeof a;
 }
 
 static bool receive_answer(int s, struct answer *a, int *fd)
@@ -92,46 +101,93 @@ static bool receive_answer(int s, struct answer *a, int *fd)
 	struct msghdr message = {.msg_iov = &data, .msg_iovlen = 1, .msg_control = &control, .msg_controllen = sizeof control};
 
 	*fd = -1;
-	if (recvmsg(s, &message, MSG_CMSG_CLOEXEC) != sizeof *a)
+	if (AGAIN(recvmsg(s, &message, MSG_CMSG_CLOEXEC)) != sizeof *a)
 		return false;
 	if (message.msg_controllen && control.header.cmsg_type == SCM_RIGHTS)
 		memcpy(fd, CMSG_DATA(&control.header), sizeof *fd);
 	return true;
 }
 
-static void serve(int s)
+/* Answers one request. Who asks waits for the answer before the next one. */
+static bool serve(int s)
+{
+	unsigned long long request[2]; /* number, part */
+	int fd = -1;
+
+	if (AGAIN(recv(s, request, sizeof request, MSG_DONTWAIT)) != sizeof request)
+		return false;
+	struct answer a = export_part(request[0], request[1], &fd);
+	bool sent = send_answer(s, a, fd);
+	if (fd >= 0)
+		close(fd);
+	return sent && !a.result;
+}
+
+/* A forked child may have it, too, so that the other end does not see that it is closed. */
+static void hang_up(int s)
+{
+	shutdown(s, SHUT_RDWR);
+	close(s);
+}
+
+/* Ends the connection I of COUNT, and returns how many are left. */
+static size_t end_connection(size_t i, size_t count)
+{
+	int s = sockets[i].fd;
+
+	sockets[i].fd = -1; /* a forked child must not close what has this number later */
+	hang_up(s);
+	memmove(sockets + i, sockets + i + 1, (--count - i) * sizeof *sockets);
+	sockets[count].fd = -1;
+	return count;
+}
+
+/* Who has waited longest has to go if there are too many. */
+static size_t admit(int s, size_t count)
 {
 	struct ucred peer;
 	socklen_t n = sizeof peer;
-	unsigned long long request[2]; /* number, part */
 
-	limit(s);
-	if (getsockopt(s, SOL_SOCKET, SO_PEERCRED, &peer, &n) || (peer.uid && peer.uid != geteuid()))
-		return;
-	while (recv(s, request, sizeof request, 0) == sizeof request) {
-		int fd = -1;
-		struct answer a = export_part(request[0], request[1], &fd);
-		bool sent = send_answer(s, a, fd);
-		if (fd >= 0)
-			close(fd);
-		if (!sent || a.result)
-			return;
+	if (getsockopt(s, SOL_SOCKET, SO_PEERCRED, &peer, &n) || (peer.uid && peer.uid != geteuid())) {
+		hang_up(s);
+		return count;
 	}
+	if (count == sizeof sockets / sizeof *sockets)
+		count = end_connection(1, count);
+	sockets[count] = (struct pollfd){.fd = s, .events = POLLIN};
+	return count + 1;
 }
 
 static void *server(void *unused)
 {
+	size_t count = 1;
+
 	(void)unused;
 	for (;;) {
-		int s = accept4(listener, NULL, NULL, SOCK_CLOEXEC);
-		if (s >= 0) {
-			serve(s);
-			close(s);
-		} else if (errno != EINTR) {
+		if (poll(sockets, count, -1) <= 0)
+			continue;
+		for (size_t i = count; i-- > 1;)
+			if (sockets[i].revents && !serve(sockets[i].fd))
+				count = end_connection(i, count);
+		if (!sockets[0].revents)
+			continue;
+		int s = accept4(sockets[0].fd, NULL, NULL, SOCK_CLOEXEC);
+		if (s >= 0)
+			count = admit(s, count);
+		else if (errno != EINTR)
 			nanosleep(&(struct timespec){.tv_nsec = 100000000}, NULL); /* there are too many descriptors */
-		}
 	}
 	return NULL;
+}
+
+void ipc_in_a_child(void)
+{
+	for (size_t i = 0; listening && i < sizeof sockets / sizeof *sockets; i++)
+		if (sockets[i].fd > 0)
+			close(sockets[i].fd);
+	memset(sockets, 0, sizeof sockets);
+	listening = false;
+	opening = (pthread_mutex_t)PTHREAD_MUTEX_INITIALIZER;
 }
 
 static bool random_name(char *name, size_t size)
@@ -163,11 +219,11 @@ static bool start_a_thread(void *(*routine)(void *))
 	return !failed;
 }
 
-static bool listening(void)
+static bool listen_for_others(void)
 {
 	struct sockaddr_un a;
 
-	if (listener >= 0)
+	if (listening)
 		return true;
 	int s = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0);
 	if (s < 0)
@@ -176,12 +232,10 @@ static bool listening(void)
 		close(s);
 		return false;
 	}
-	listener = s;
-	if (!start_a_thread(server)) {
+	sockets[0] = (struct pollfd){.fd = s, .events = POLLIN};
+	if (!(listening = start_a_thread(server)))
 		close(s);
-		listener = -1;
-	}
-	return listener >= 0;
+	return listening;
 }
 
 CUresult cuIpcGetMemHandle(struct ipc *out, CUdeviceptr at)
@@ -193,7 +247,7 @@ CUresult cuIpcGetMemHandle(struct ipc *out, CUdeviceptr at)
 	struct memory *m = out ? memory_at(at, &begin) : NULL;
 	if (!m || !m->companion || m->opened)
 		return driver.cuIpcGetMemHandle(out, at);
-	if (!listening())
+	if (!listen_for_others())
 		return CUDA_ERROR_OUT_OF_MEMORY;
 	if (!m->number)
 		m->number = ++numbers;
@@ -214,7 +268,7 @@ static CUresult fetch(int s, const struct ticket *t, struct memory *m)
 		unsigned long long request[2] = {t->number, m->count};
 		struct answer a;
 		int fd;
-		if (send(s, request, sizeof request, MSG_NOSIGNAL) != sizeof request || !receive_answer(s, &a, &fd))
+		if (AGAIN(send(s, request, sizeof request, MSG_NOSIGNAL)) != sizeof request || !receive_answer(s, &a, &fd))
 			return CUDA_ERROR_INVALID_VALUE; /* its process has ended */
 		if (!a.result)
 			a.result = driver.cuMemImportFromShareableHandle(&m->parts[m->count], (void *)(intptr_t)fd, CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR);
@@ -224,30 +278,46 @@ static CUresult fetch(int s, const struct ticket *t, struct memory *m)
 			return a.result;
 		size += a.size;
 	}
+	if (t->asked > size || size - t->asked >= STEP)
+		return CUDA_ERROR_INVALID_VALUE;
 	m->size = size;
 	return driver.cuMemGetAllocationPropertiesFromHandle(&m->wanted, m->parts[0]);
 }
 
-static CUresult open_memory(CUdeviceptr *out, const struct ticket *t, CUdeviceptr companion)
+/* The other process is not waited for without end. */
+static int connect_to(const char *name)
 {
 	struct sockaddr_un a;
-	struct memory *m = memory_new(t->asked, &(struct properties){0});
+	struct timeval most = {.tv_sec = 30};
 	int s = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0);
-	CUresult r = CUDA_ERROR_INVALID_VALUE;
 
-	if (m && s >= 0) {
-		limit(s);
+	if (s < 0)
+		return -1;
+	setsockopt(s, SOL_SOCKET, SO_RCVTIMEO, &most, sizeof most);
+	setsockopt(s, SOL_SOCKET, SO_SNDTIMEO, &most, sizeof most);
+	if (AGAIN(connect(s, (struct sockaddr *)&a, address(&a, name)))) {
+		close(s);
+		return -1;
+	}
+	return s;
+}
+
+static CUresult open_memory(CUdeviceptr *out, const struct ticket *t, CUdeviceptr companion)
+{
+	int s = connect_to(t->name);
+
+	if (s < 0)
+		return CUDA_ERROR_INVALID_VALUE; /* its process has ended */
+	struct memory *m = memory_new(t->asked, &(struct properties){0});
+	CUresult r = m ? fetch(s, t, m) : CUDA_ERROR_OUT_OF_MEMORY;
+	hang_up(s);
+	if (!r) {
 		m->asked = t->asked;
 		m->opened = 1;
 		m->number = t->number;
 		memcpy(m->owner, t->name, sizeof m->owner);
-		if (connect(s, (struct sockaddr *)&a, address(&a, t->name)))
-			m->count = 0;
-		else if (!(r = fetch(s, t, m)))
-			r = ordinary_place(m, companion, out);
+		r = ordinary_place(m, companion, out);
 	}
-	if (s >= 0)
-		close(s);
 	if (m && r)
 		memory_release(m);
 	return r;
@@ -256,14 +326,13 @@ static CUresult open_memory(CUdeviceptr *out, const struct ticket *t, CUdevicept
 /* A context has one mapping of it. */
 static bool opened_before(CUdeviceptr *out, const struct ticket *t)
 {
-	CUcontext current, its;
+	CUcontext current;
 
 	if (driver.cuCtxGetCurrent(&current))
 		return false;
 	ALONE;
 	for (struct memory *m = memory_first(); m; m = m->next)
-		if (m->opened && m->number == t->number && !memcmp(m->owner, t->name, sizeof m->owner) &&
-		    !driver.cuPointerGetAttribute(&its, CONTEXT, m->companion) && its == current) {
+		if (m->opened && !m->ending && m->number == t->number && !memcmp(m->owner, t->name, sizeof m->owner) && m->context == current) {
 			m->opened++;
 			*out = m->mappings->at;
 			return true;
@@ -279,10 +348,19 @@ static CUresult open_handle(CUdeviceptr *out, const struct ipc *handle, unsigned
 	memcpy(&t, handle, sizeof t);
 	if (driver_forked() || !out || flags > 1 || memcmp(t.magic, MAGIC, sizeof t.magic) || t.part_size != PART)
 		return otherwise(out, *handle, flags);
-	if (listener >= 0 && !memcmp(t.name, own_name, sizeof t.name))
+	if (t.asked < LIMIT || t.asked > 1ull << 46)
+		return CUDA_ERROR_INVALID_VALUE;
+	if (listening && !memcmp(t.name, own_name, sizeof t.name))
 		return CUDA_ERROR_INVALID_CONTEXT; /* not in the process that gave it out */
 	CUresult r = driver.cuMemAlloc_v2(&companion, 1); /* in the current context */
-	if (!r && (opened_before(out, &t) || (r = open_memory(out, &t, companion))))
+	if (r)
+		return r;
+	pthread_mutex_lock(&opening);
+	bool again = opened_before(out, &t);
+	if (!again)
+		r = open_memory(out, &t, companion);
+	pthread_mutex_unlock(&opening);
+	if (again || r)
 		driver.cuMemFree_v2(companion);
 	return r;
 }
@@ -297,18 +375,28 @@ CUresult cuIpcOpenMemHandle_v2(CUdeviceptr *out, struct ipc handle, unsigned fla
 	return driver_known() ? open_handle(out, &handle, flags, driver.cuIpcOpenMemHandle_v2) : CUDA_ERROR_NOT_INITIALIZED;
 }
 
+/* Closes one of several. */
+static bool close_one(CUdeviceptr at)
+{
+	CUdeviceptr begin;
+
+	ALONE;
+	struct memory *m = memory_at(at, &begin);
+	if (!m || !m->companion || begin != at || m->opened < 2)
+		return false;
+	m->opened--;
+	return true;
+}
+
 CUresult cuIpcCloseMemHandle(CUdeviceptr at)
 {
 	struct memory *m;
 
 	if (!driver_known())
 		return CUDA_ERROR_NOT_INITIALIZED;
-	if (driver_forked() || !(m = ordinary_take_out(at, true)))
+	if (!driver_forked() && close_one(at))
+		return CUDA_SUCCESS;
+	if (driver_forked() || !(m = ordinary_begin_end(at, true)))
 		return driver.cuIpcCloseMemHandle(at);
-	if (m->opened == 1)
-		return ordinary_end(m);
-	ALONE;
-	m->opened--;
-	memory_enter(m);
-	return CUDA_SUCCESS;
+	return ordinary_end(m, driver.cuMemFree_v2(m->companion));
 }

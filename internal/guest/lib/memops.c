@@ -1,39 +1,54 @@
 /*
  * memops.c: SYNC_MEMOPS, the attribute of memory that other devices write to without a call.
- * The driver does not take it for parts. It means that copies and fills that need not wait
- * for their end do, so once a program has asked for it, they do here.
+ * The driver does not take it for parts. It means that copies and fills which need not wait
+ * for their end do, so here they do.
  */
 #include "alloc.h"
 
-static bool asked; /* for any memory: who asks for one asks for all that he sends */
+static unsigned marks; /* memory that has it, or had it when it ended */
 
 CUresult cuPointerSetAttribute(const void *value, int attribute, CUdeviceptr at)
 {
-	CUdeviceptr companion;
+	CUdeviceptr begin;
 
 	if (!driver_known())
 		return CUDA_ERROR_NOT_INITIALIZED;
-	if (attribute != SYNC_MEMOPS || !(companion = ordinary_companion(at)))
+	if (attribute != SYNC_MEMOPS || !value || driver_forked())
 		return driver.cuPointerSetAttribute(value, attribute, at);
-	CUresult r = driver.cuPointerSetAttribute(value, attribute, companion);
-	if (!r)
-		__atomic_store_n(&asked, true, __ATOMIC_RELAXED);
+	ALONE;
+	struct memory *m = memory_at(at, &begin);
+	if (!m || !m->companion)
+		return driver.cuPointerSetAttribute(value, attribute, at);
+	CUresult r = driver.cuPointerSetAttribute(value, attribute, m->companion);
+	if (r)
+		return r;
+	m->synchronous = *(const int *)value;
+	if (m->synchronous)
+		__atomic_add_fetch(&marks, 1, __ATOMIC_RELAXED);
 	return r;
 }
 
-static CUresult ended(CUresult r, uintptr_t stream)
+static bool marked(CUdeviceptr to, CUdeviceptr from)
 {
-	return r || !__atomic_load_n(&asked, __ATOMIC_RELAXED) || driver_forked() ? r : driver.cuStreamSynchronize((void *)stream);
+	CUdeviceptr begin;
+
+	if (driver_forked())
+		return false;
+	ALONE;
+	const struct memory *a = memory_at(to, &begin), *b = memory_at(from, &begin);
+	return (a && a->synchronous) || (b && b->synchronous);
 }
 
-/* A copy or fill goes into one of two streams. */
-#define MEMOP(name, parameters, arguments)                                                                             \
+/* A copy or fill goes into the stream of all threads, or into that of its own. */
+#define MEMOP(name, parameters, arguments, to, from)                                                                   \
 	CUresult name parameters                                                                                       \
 	{                                                                                                              \
-		return driver_known() ? ended(driver.name arguments, 1) : CUDA_ERROR_NOT_INITIALIZED;                  \
+		CUresult r = driver_known() ? driver.name arguments : CUDA_ERROR_NOT_INITIALIZED;                      \
+		return !r && __atomic_load_n(&marks, __ATOMIC_RELAXED) && marked(to, from) ? driver.cuStreamSynchronize((void *)1) : r; \
 	}                                                                                                              \
 	CUresult name##_ptds parameters                                                                                \
 	{                                                                                                              \
-		return driver_known() ? ended(driver.name##_ptds arguments, 2) : CUDA_ERROR_NOT_INITIALIZED;           \
+		CUresult r = driver_known() ? driver.name##_ptds arguments : CUDA_ERROR_NOT_INITIALIZED;               \
+		return !r && __atomic_load_n(&marks, __ATOMIC_RELAXED) && marked(to, from) ? driver.cuStreamSynchronize((void *)2) : r; \
 	}
 #include "memops.h"

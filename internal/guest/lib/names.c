@@ -46,6 +46,7 @@ extern void *__dso_handle;
 static void in_a_child(void)
 {
 	lock = (pthread_mutex_t)PTHREAD_MUTEX_INITIALIZER;
+	ipc_in_a_child();
 	if (!parts_inherited())
 		process = getpid();
 }

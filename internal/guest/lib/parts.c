@@ -422,7 +422,7 @@ CUresult cuMulticastBindAddr(CUhandle group, size_t group_offset, CUdeviceptr at
 
 	BEGIN(driver.cuMulticastBindAddr(group, group_offset, at, size, flags));
 	struct memory *m = memory_at(at, &begin);
-	CUresult r = m ? make_whole(m) : CUDA_SUCCESS;
+	CUresult r = !m ? CUDA_SUCCESS : m->companion ? CUDA_ERROR_INVALID_VALUE : make_whole(m);
 	return r ? r : driver.cuMulticastBindAddr(group, group_offset, at, size, flags);
 }
 
@@ -509,10 +509,4 @@ CUresult cuPointerGetAttributes(unsigned count, int *attributes, void **out, CUd
 		for (unsigned i = 0; i < count; i++)
 			adjust(out[i], attributes[i], &its);
 	return r;
-}
-
-CUdeviceptr ordinary_companion(CUdeviceptr at)
-{
-	struct bounds its;
-	return bounds_at(at, &its) ? its.companion : 0;
 }

@@ -5,6 +5,7 @@
 #ifndef PART /* the tests take less */
 #define PART (256ull << 20)
 #endif
+#define STEP (2ull << 20) /* of the sizes that the driver takes for a part */
 #define LIMIT (2 * PART) /* from which on the driver makes a fabric object */
 
 /* Memory is mapped as a whole: the driver refuses anything else. */
@@ -23,7 +24,13 @@ struct memory {
 	CUhandle *parts;
 	/* Of ordinary memory, for which a program has an address and no handle: alloc.c. */
 	CUdeviceptr companion;
+	CUcontext context;
+	CUdevice primary_of;	     /* the device whose primary context that is, or -1 */
+	unsigned long long born; /* in the order of all: a handle of a context can be used again */
+	unsigned long long id;	     /* of the companion: its address can, too */
 	size_t asked;
+	bool synchronous; /* SYNC_MEMOPS is set: memops.c */
+	bool ending;	  /* a thread gives it back */
 	/* Of ordinary memory that another process has opened, on both sides: ipc.c. */
 	char owner[24];
 	unsigned long long number;

@@ -49,7 +49,6 @@
 	X(cuIpcCloseMemHandle, CUdeviceptr)                                                                            \
 	X(cuStreamCreate, void **, unsigned)                                                                           \
 	X(cuStreamSynchronize, void *)                                                                                 \
-	X(cuStreamQuery, void *)                                                                                       \
 	X(cuStreamBeginCapture_v2, void *, int)                                                                        \
 	X(cuStreamEndCapture, void *, void **)                                                                         \
 	X(cuLaunchHostFunc, void *, void (*)(void *), void *)
@@ -253,10 +252,12 @@ static void streams(void)
 static void ends(void)
 {
 	CUcontext c;
-	CUdeviceptr at = 0;
+	CUdeviceptr at = 0, stays;
 	size_t before;
 
 	row("current", cuCtxSetCurrent(contexts[0]));
+	row("allocate what stays", cuMemAlloc_v2(&stays, size));
+	row("words", words(stays, 5, 0));
 	if (cuCtxCreate_v2) {
 		row("create", cuCtxCreate_v2(&c, 0, 0)); /* the driver keeps some memory of the first one */
 		row("destroy", cuCtxDestroy_v2(c));
@@ -281,6 +282,11 @@ static void ends(void)
 		row("current", cuCtxSetCurrent(contexts[1]));
 		printf("memory is free again: %d\n", free_mib() + 64 >= before);
 	}
+	row("current", cuCtxSetCurrent(contexts[0]));
+	describe(stays, stays + size / 2);
+	row("words of what stays", words(stays, 5, 1));
+	row("free", cuMemFree_v2(stays));
+	row("free again", cuMemFree_v2(stays));
 }
 
 static void all_of_it(void)
@@ -349,6 +355,13 @@ static void use(char *program)
 	row("free again", cuMemFree_v2(at));
 	row("words", words(at, 3, 1) > 0);
 	row("range", cuMemGetAddressRange_v2(&at, NULL, at));
+	if (cuMemFreeAsync) {
+		row("allocate", cuMemAlloc_v2(&at, size));
+		row("free in order", cuMemFreeAsync(at, NULL));
+		row("synchronize", cuCtxSynchronize());
+		row("free again", cuMemFree_v2(at));
+		row("range", cuMemGetAddressRange_v2(&at, NULL, at));
+	}
 	row("free nothing", cuMemFree_v2(0));
 	row("allocate nothing", cuMemAlloc_v2(&at, 0));
 	row("allocate nowhere", cuMemAlloc_v2(NULL, size));
