@@ -119,7 +119,7 @@ func (u peerUse) findings() preflight.Findings {
 	}
 	return preflight.Findings{u.of.about(preflight.New(preflight.FindingPeerMemory, fmt.Sprintf("uses %d GPUs (%s), and may have peer access between them: the driver would checkpoint that, "+
 		"and could never restore it if one allocation takes 512 MiB or more", u.contexts(), strings.Join(parts, ", ")),
-		u.advice()+"; override this if it has no peer access (which cannot be detected from outside), or no allocation of that size"))}
+		u.advice(false)+"; override this if it has no peer access (which cannot be detected from outside), or no allocation of that size"))}
 }
 
 // holdingFindings judges what the kernel module says about a process.
@@ -128,16 +128,16 @@ func (u peerUse) holdingFindings() preflight.Findings {
 	add := func(f preflight.Finding) { findings = append(findings, u.of.about(f)) }
 	h := u.holdings
 	if h.FabricShared > 0 {
-		add(preflight.New(preflight.FindingPeerMemory, "has an allocation of 512 MiB or more that another GPU accesses: the driver would checkpoint it, and could never restore it", u.advice()))
+		add(preflight.New(preflight.FindingPeerMemory, "has an allocation of 512 MiB or more that another GPU accesses: the driver would checkpoint it, and could never restore it", u.advice(true)))
 	}
 	if h.Pools > 0 {
-		add(preflight.New(preflight.FindingPeerMemory, "has a memory pool that another GPU accesses: a restore would lose that access without an error, and the next access would fail", u.advice()))
+		add(preflight.New(preflight.FindingPeerMemory, "has a memory pool that another GPU accesses: a restore would lose that access without an error, and the next access would fail", u.advice(false)))
 	}
 	if h.HostNUMA > 0 && u.contexts() == 1 { // with contexts on two GPUs the driver has 4 or 5 duplicates of its own
 		add(preflight.New(preflight.FindingHostNUMA, "has driver memory on a NUMA node of the host (CU_MEM_LOCATION_TYPE_HOST_NUMA): the driver would checkpoint it, and could never restore it", ""))
 	}
 	if h.FabricShared == 0 && h.Fabric > 0 && len(u.of.GPUs) > 1 {
-		add(preflight.Warning(preflight.FindingPeerMemory, "has allocations of 512 MiB or more: after a restore no other GPU can be given access to them (a first copy between two GPUs fails)", u.advice()))
+		add(preflight.Warning(preflight.FindingPeerMemory, "has allocations of 512 MiB or more: after a restore no other GPU can be given access to them (a first copy between two GPUs fails)", u.advice(true)))
 	}
 	return findings
 }
@@ -201,16 +201,21 @@ func (u peerUse) contextLeast(gpu cudackpt.UUID) uint64 {
 	return 0
 }
 
-// advice names the setting of the framework that the process uses.
-func (u peerUse) advice() string {
+// advice names the setting of the framework that the process uses, and the library of cucriu run --guest where
+// that would make other memory of what was found.
+func (u peerUse) advice(guest bool) string {
 	const oneGPU = "CUDA_VISIBLE_DEVICES naming one GPU for each process"
+	start := "start it "
+	if guest {
+		start += "by cucriu run --guest auto, or "
+	}
 	switch {
 	case u.jax:
-		return "start it by cucriu run --guest auto, or with " + oneGPU + "; with several, XLA_PYTHON_CLIENT_PREALLOCATE=false is enough only while no array takes 512 MiB"
+		return start + "with " + oneGPU + "; with several, XLA_PYTHON_CLIENT_PREALLOCATE=false is enough only while no array takes 512 MiB"
 	case u.pyTorch:
-		return "start it with " + pyTorchOldName + "=expandable_segments:True, by cucriu run --guest auto, or with " + oneGPU
+		return start + "with " + pyTorchOldName + "=expandable_segments:True, or with " + oneGPU
 	}
-	return "start it by cucriu run --guest auto, with " + oneGPU + ", or let it allocate in parts below 512 MiB"
+	return start + "with " + oneGPU + ", or let it allocate in parts below 512 MiB"
 }
 
 // gpuNode matches the device node of a GPU. It does not match /dev/nvidiactl and the like,

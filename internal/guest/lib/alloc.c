@@ -117,13 +117,19 @@ static bool is_stale(const struct memory *m)
 	return !driver.cuPointerGetAttribute(&id, BUFFER_ID, m->companion) && id != m->id;
 }
 
-struct memory *ordinary_begin_end(CUdeviceptr at, bool opened)
+struct memory *ordinary_at(CUdeviceptr at)
 {
 	CUdeviceptr begin;
-
-	ALONE;
 	struct memory *m = memory_at(at, &begin);
-	if (!m || !m->companion || begin != at || !m->opened == opened || m->ending || is_stale(m))
+
+	return m && m->companion ? m : NULL;
+}
+
+struct memory *ordinary_begin_end(CUdeviceptr at, bool opened)
+{
+	ALONE;
+	struct memory *m = ordinary_at(at);
+	if (!m || m->mappings->at != at || !m->opened == opened || m->ending || is_stale(m))
 		return NULL;
 	m->ending = true;
 	return m;
@@ -155,11 +161,8 @@ CUresult cuMemFree_v2(CUdeviceptr at)
 
 static bool is_ordinary(CUdeviceptr at)
 {
-	CUdeviceptr begin;
-
 	ALONE;
-	const struct memory *m = memory_at(at, &begin);
-	return m && m->companion;
+	return ordinary_at(at);
 }
 
 /* The driver frees such memory when the stream has come so far, or later. Here it is waited for. */
@@ -187,10 +190,18 @@ CUresult cuMemFreeAsync_ptsz(CUdeviceptr at, void *stream)
 	return driver_known() ? free_in_order(at, stream, driver.cuMemFreeAsync_ptsz, true) : CUDA_ERROR_NOT_INITIALIZED;
 }
 
-/* A context has ended, and takes its memory along: that of CONTEXT, or of the primary one of a device. */
+static unsigned long long births_until_now(void)
+{
+	if (driver_forked())
+		return 0;
+	ALONE;
+	return births;
+}
+
+/* A context has ended, and takes along what was born until then: that of CONTEXT, or of the primary one of a device. */
 static void ended(CUcontext context, CUdevice device, unsigned long long until)
 {
-	for (;;) {
+	while (until) {
 		struct memory *m;
 		{
 			ALONE;
@@ -205,55 +216,30 @@ static void ended(CUcontext context, CUdevice device, unsigned long long until)
 	}
 }
 
-static unsigned long long births_until_now(void)
-{
-	ALONE;
-	return births;
-}
-
-static CUresult end_context(CUresult (*call)(CUcontext), CUcontext context)
-{
-	if (driver_forked())
-		return call(context);
-	unsigned long long until = births_until_now();
-	CUresult r = call(context);
-	if (!r && context)
-		ended(context, -1, until);
-	return r;
-}
-
-/* A primary context ends when the last one who has it releases it. */
-static CUresult release_primary(CUresult (*call)(CUdevice), CUdevice device)
+/* A primary context that is released ends when the last one who has it does so. */
+static bool is_active(CUdevice device)
 {
 	unsigned flags;
 	int active = 0;
 
-	if (driver_forked())
-		return call(device);
-	unsigned long long until = births_until_now();
-	CUresult r = call(device);
-	if (!r && !driver.cuDevicePrimaryCtxGetState(device, &flags, &active) && !active)
-		ended(NULL, device, until);
-	return r;
+	return driver.cuDevicePrimaryCtxGetState(device, &flags, &active) || active;
 }
 
-static CUresult end_primary(CUresult (*call)(CUdevice), CUdevice device)
-{
-	if (driver_forked())
-		return call(device);
-	unsigned long long until = births_until_now();
-	CUresult r = call(device);
-	if (!r)
-		ended(NULL, device, until);
-	return r;
-}
-
-#define ENDS(how, name, type)                                                                                          \
-	CUresult name(type which) { return driver_known() ? how(driver.name, which) : CUDA_ERROR_NOT_INITIALIZED; }
-ENDS(end_context, cuCtxDetach, CUcontext)
-ENDS(end_context, cuCtxDestroy, CUcontext)
-ENDS(end_context, cuCtxDestroy_v2, CUcontext)
-ENDS(release_primary, cuDevicePrimaryCtxRelease, CUdevice)
-ENDS(release_primary, cuDevicePrimaryCtxRelease_v2, CUdevice)
-ENDS(end_primary, cuDevicePrimaryCtxReset, CUdevice)
-ENDS(end_primary, cuDevicePrimaryCtxReset_v2, CUdevice)
+#define ENDS(name, type, goes_on, context, device)                                                                     \
+	CUresult name(type which)                                                                                      \
+	{                                                                                                              \
+		if (!driver_known())                                                                                   \
+			return CUDA_ERROR_NOT_INITIALIZED;                                                             \
+		const unsigned long long until = births_until_now();                                                   \
+		const CUresult r = driver.name(which);                                                                 \
+		if (!r && !(goes_on))                                                                                  \
+			ended(context, device, until);                                                                 \
+		return r;                                                                                              \
+	}
+ENDS(cuCtxDetach, CUcontext, !which, which, -1)
+ENDS(cuCtxDestroy, CUcontext, !which, which, -1)
+ENDS(cuCtxDestroy_v2, CUcontext, !which, which, -1)
+ENDS(cuDevicePrimaryCtxRelease, CUdevice, is_active(which), NULL, which)
+ENDS(cuDevicePrimaryCtxRelease_v2, CUdevice, is_active(which), NULL, which)
+ENDS(cuDevicePrimaryCtxReset, CUdevice, false, NULL, which)
+ENDS(cuDevicePrimaryCtxReset_v2, CUdevice, false, NULL, which)

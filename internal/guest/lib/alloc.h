@@ -5,6 +5,9 @@
 /* Gives the parts of a record an address, and puts it into the list. The companion is one of the current context. */
 CUresult ordinary_place(struct memory *m, CUdeviceptr companion, CUdeviceptr *out);
 
+/* The ordinary memory that an address lies in, or NULL. For who has the records for himself. */
+struct memory *ordinary_at(CUdeviceptr at);
+
 /* The memory that begins at an address, marked as ending. NULL: there is none, or another thread ends it. */
 struct memory *ordinary_begin_end(CUdeviceptr at, bool opened);
 /* FREED is what the driver answered when the companion was given back. If it did not let it go now, the memory stays. */

@@ -240,12 +240,11 @@ static bool listen_for_others(void)
 
 CUresult cuIpcGetMemHandle(struct ipc *out, CUdeviceptr at)
 {
-	CUdeviceptr begin;
 	struct ticket t = {.magic = MAGIC};
 
 	BEGIN(driver.cuIpcGetMemHandle(out, at));
-	struct memory *m = out ? memory_at(at, &begin) : NULL;
-	if (!m || !m->companion || m->opened)
+	struct memory *m = out ? ordinary_at(at) : NULL;
+	if (!m || m->opened)
 		return driver.cuIpcGetMemHandle(out, at);
 	if (!listen_for_others())
 		return CUDA_ERROR_OUT_OF_MEMORY;
@@ -378,11 +377,9 @@ CUresult cuIpcOpenMemHandle_v2(CUdeviceptr *out, struct ipc handle, unsigned fla
 /* Closes one of several. */
 static bool close_one(CUdeviceptr at)
 {
-	CUdeviceptr begin;
-
 	ALONE;
-	struct memory *m = memory_at(at, &begin);
-	if (!m || !m->companion || begin != at || m->opened < 2)
+	struct memory *m = ordinary_at(at);
+	if (!m || m->mappings->at != at || m->opened < 2)
 		return false;
 	m->opened--;
 	return true;

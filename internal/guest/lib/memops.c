@@ -9,15 +9,13 @@ static unsigned marks; /* memory that has it, or had it when it ended */
 
 CUresult cuPointerSetAttribute(const void *value, int attribute, CUdeviceptr at)
 {
-	CUdeviceptr begin;
-
 	if (!driver_known())
 		return CUDA_ERROR_NOT_INITIALIZED;
 	if (attribute != SYNC_MEMOPS || !value || driver_forked())
 		return driver.cuPointerSetAttribute(value, attribute, at);
 	ALONE;
-	struct memory *m = memory_at(at, &begin);
-	if (!m || !m->companion)
+	struct memory *m = ordinary_at(at);
+	if (!m)
 		return driver.cuPointerSetAttribute(value, attribute, at);
 	CUresult r = driver.cuPointerSetAttribute(value, attribute, m->companion);
 	if (r)
@@ -30,25 +28,21 @@ CUresult cuPointerSetAttribute(const void *value, int attribute, CUdeviceptr at)
 
 static bool marked(CUdeviceptr to, CUdeviceptr from)
 {
-	CUdeviceptr begin;
-
 	if (driver_forked())
 		return false;
 	ALONE;
-	const struct memory *a = memory_at(to, &begin), *b = memory_at(from, &begin);
+	const struct memory *a = ordinary_at(to), *b = ordinary_at(from);
 	return (a && a->synchronous) || (b && b->synchronous);
 }
 
-/* A copy or fill goes into the stream of all threads, or into that of its own. */
-#define MEMOP(name, parameters, arguments, to, from)                                                                   \
+#define IN_STREAM(name, parameters, arguments, to, from, stream)                                                       \
 	CUresult name parameters                                                                                       \
 	{                                                                                                              \
 		CUresult r = driver_known() ? driver.name arguments : CUDA_ERROR_NOT_INITIALIZED;                      \
-		return !r && __atomic_load_n(&marks, __ATOMIC_RELAXED) && marked(to, from) ? driver.cuStreamSynchronize((void *)1) : r; \
-	}                                                                                                              \
-	CUresult name##_ptds parameters                                                                                \
-	{                                                                                                              \
-		CUresult r = driver_known() ? driver.name##_ptds arguments : CUDA_ERROR_NOT_INITIALIZED;               \
-		return !r && __atomic_load_n(&marks, __ATOMIC_RELAXED) && marked(to, from) ? driver.cuStreamSynchronize((void *)2) : r; \
+		return !r && __atomic_load_n(&marks, __ATOMIC_RELAXED) && marked(to, from) ? driver.cuStreamSynchronize((void *)stream) : r; \
 	}
+/* A copy or fill goes into the stream of all threads, or into that of its own. */
+#define MEMOP(name, parameters, arguments, to, from)                                                                   \
+	IN_STREAM(name, parameters, arguments, to, from, 1)                                                            \
+	IN_STREAM(name##_ptds, parameters, arguments, to, from, 2)
 #include "memops.h"

@@ -270,7 +270,8 @@ CUresult cuMemGetAllocationPropertiesFromHandle(struct properties *its, CUhandle
 	return driver.cuMemGetAllocationPropertiesFromHandle(its, m ? m->parts[0] : handle);
 }
 
-CUresult parts_synchronize(void)
+/* Waits for the work of all GPUs: memory is moved under it. */
+static CUresult synchronize(void)
 {
 	int n = 0, active;
 	unsigned flags;
@@ -349,7 +350,7 @@ static CUresult make_whole(struct memory *m)
 		return CUDA_ERROR_INVALID_CONTEXT;
 	if ((r = driver.cuMemCreate(&whole, m->size, &m->wanted, 0)))
 		return r;
-	if (m->mappings && !(r = parts_synchronize()))
+	if (m->mappings && !(r = synchronize()))
 		r = copy(m, m->mappings->at, whole);
 	for (struct mapping *p = m->mappings; p && !r; p = p->next)
 		r = replace(p->at, m->size, whole);

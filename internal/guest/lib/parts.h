@@ -6,7 +6,7 @@
 #define PART (256ull << 20)
 #endif
 #define STEP (2ull << 20) /* of the sizes that the driver takes for a part */
-#define LIMIT (2 * PART) /* from which on the driver makes a fabric object */
+#define LIMIT (2 * PART)  /* from which on the driver makes a fabric object */
 
 /* Memory is mapped as a whole: the driver refuses anything else. */
 struct mapping {
@@ -25,9 +25,9 @@ struct memory {
 	/* Of ordinary memory, for which a program has an address and no handle: alloc.c. */
 	CUdeviceptr companion;
 	CUcontext context;
-	CUdevice primary_of;	     /* the device whose primary context that is, or -1 */
+	CUdevice primary_of;	 /* the device whose primary context that is, or -1 */
 	unsigned long long born; /* in the order of all: a handle of a context can be used again */
-	unsigned long long id;	     /* of the companion: its address can, too */
+	unsigned long long id;	 /* of the companion: its address can, too */
 	size_t asked;
 	bool synchronous; /* SYNC_MEMOPS is set: memops.c */
 	bool ending;	  /* a thread gives it back */
@@ -69,6 +69,3 @@ void memory_leave(struct memory *m);
 struct memory *memory_first(void);
 /* The memory that is mapped at AT, and where its mapping begins. */
 struct memory *memory_at(CUdeviceptr at, CUdeviceptr *begin);
-
-/* Waits for the work of all GPUs: memory is moved under it, or taken away. */
-CUresult parts_synchronize(void);

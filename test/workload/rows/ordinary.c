@@ -4,7 +4,7 @@
  * number may differ a little. It takes the size in MiB. A function that the driver lacks gives
  * no lines.
  */
-#include <dlfcn.h>
+#include <pthread.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -53,21 +53,13 @@
 	X(cuStreamEndCapture, void *, void **)                                                                         \
 	X(cuLaunchHostFunc, void *, void (*)(void *), void *)
 
-#define X(name, ...) static CUresult (*name)(__VA_ARGS__);
-CALLS(X)
-#undef X
+#include "rows.h"
 
 static size_t size, odd;
 static int gpus;
 static CUcontext contexts[2];
 
 static void row(const char *what, CUresult r) { printf("%s: %d\n", what, r), fflush(stdout); }
-
-static void fail(const char *what)
-{
-	printf("%s\n", what);
-	exit(1);
-}
 
 static size_t free_mib(void)
 {
@@ -198,13 +190,23 @@ static int opens(const char *text)
 	return 0;
 }
 
-static volatile int slept;
+/* What a stream waits for, and whether it has ended. */
+static volatile int go, ended;
 
-static void sleeps(void *unused)
+static void waits(void *unused)
 {
 	(void)unused;
-	nanosleep(&(struct timespec){.tv_nsec = 300000000}, NULL);
-	slept = 1;
+	for (int i = 0; !go && i < 2000; i++) /* not for ever: the call may wait for the stream */
+		nanosleep(&(struct timespec){.tv_nsec = 10000000}, NULL);
+	ended = 1;
+}
+
+static void *says_go(void *unused)
+{
+	(void)unused;
+	nanosleep(&(struct timespec){.tv_nsec = 300000000}, NULL); /* who does not wait is back before */
+	go = 1;
+	return NULL;
 }
 
 /* What ordinary memory waits for, and what a capture forbids. */
@@ -213,20 +215,24 @@ static void streams(void)
 	enum { NON_BLOCKING = 1, GLOBAL = 0, RELAXED = 2 };
 	void *stream, *graph;
 	CUdeviceptr at, other = 0;
+	pthread_t thread;
 
 	if (!cuLaunchHostFunc || !cuStreamBeginCapture_v2)
 		return;
 	row("stream", cuStreamCreate(&stream, NON_BLOCKING));
 	row("allocate", cuMemAlloc_v2(&at, size));
-	row("sleep", cuLaunchHostFunc(stream, sleeps, NULL));
-	row("free while the stream sleeps", cuMemFree_v2(at));
-	printf("the stream has slept: %d\n", slept);
+	row("wait", cuLaunchHostFunc(stream, waits, NULL));
+	pthread_create(&thread, NULL, says_go, NULL);
+	row("free while the stream waits", cuMemFree_v2(at));
+	printf("the stream has ended: %d\n", ended);
+	pthread_join(thread, NULL);
 	row("synchronize", cuStreamSynchronize(stream));
-	slept = 0;
+	go = ended = 0;
 	row("allocate", cuMemAlloc_v2(&at, size));
-	row("sleep", cuLaunchHostFunc(stream, sleeps, NULL));
-	row("allocate while the stream sleeps", cuMemAlloc_v2(&other, size));
-	printf("the stream has slept: %d\n", slept);
+	row("wait", cuLaunchHostFunc(stream, waits, NULL));
+	row("allocate while the stream waits", cuMemAlloc_v2(&other, size));
+	printf("the stream has ended: %d\n", ended);
+	go = 1;
 	row("synchronize", cuStreamSynchronize(stream));
 	row("free", cuMemFree_v2(other));
 	for (int mode = GLOBAL; mode <= RELAXED; mode++) {
@@ -272,8 +278,20 @@ static void ends(void)
 		row("range", cuMemGetAddressRange_v2(&at, NULL, at));
 		row("free", cuMemFree_v2(at));
 	}
-	if (cuDevicePrimaryCtxReset_v2 && gpus > 1) {
+	if (gpus > 1) {
 		row("current", cuCtxSetCurrent(contexts[1]));
+		before = free_mib();
+		row("allocate", cuMemAlloc_v2(&at, size));
+		row("retain", cuDevicePrimaryCtxRetain(&contexts[1], 1));
+		row("release", cuDevicePrimaryCtxRelease_v2(1));
+		row("words", words(at, 5, 0));
+		row("release the last one", cuDevicePrimaryCtxRelease_v2(1));
+		row("retain", cuDevicePrimaryCtxRetain(&contexts[1], 1));
+		row("current", cuCtxSetCurrent(contexts[1]));
+		printf("memory is free again: %d\n", free_mib() + 64 >= before);
+		row("range", cuMemGetAddressRange_v2(&at, NULL, at));
+	}
+	if (cuDevicePrimaryCtxReset_v2 && gpus > 1) {
 		before = free_mib();
 		row("allocate", cuMemAlloc_v2(&at, size));
 		row("reset", cuDevicePrimaryCtxReset_v2(1));
@@ -387,16 +405,10 @@ static void use(char *program)
 
 int main(int argc, char **argv)
 {
-	void *library = dlopen("libcuda.so.1", RTLD_NOW);
-
 	if (argc < 2 || !(size = strtoull(argv[1], NULL, 0) << 20))
 		fail("usage: ordinary MIB");
-	if (!library)
-		fail(dlerror());
 	odd = size + 1000;
-#define X(name, ...) *(void **)&name = dlsym(library, #name);
-	CALLS(X)
-#undef X
+	load_driver(0);
 	row("cuInit", cuInit(0));
 	row("count", cuDeviceGetCount(&gpus));
 	for (int i = 0; i < gpus && i < 2; i++)

@@ -2,7 +2,6 @@
  * rows.c: what a program can see of memory that it makes by cuMemCreate, a line for each
  * thing. The lines are the same with the guest and without it. It takes the size in MiB.
  */
-#include <dlfcn.h>
 #include <pthread.h>
 #include <stdint.h>
 #include <stdio.h>
@@ -38,20 +37,12 @@
 	X(cuMemcpyDtoH_v2, void *, CUdeviceptr, size_t)                                                                \
 	X(cuGetProcAddress_v2, const char *, void **, int, uint64_t, int *)
 
-#define X(name, ...) static CUresult (*name)(__VA_ARGS__);
-CALLS(X)
-#undef X
+#include "rows.h"
 
 static size_t size, step;
 static struct properties plain, exportable;
 
 static void row(const char *what, CUresult r) { printf("%s: %d\n", what, r), fflush(stdout); }
-
-static void fail(const char *what)
-{
-	printf("%s\n", what);
-	exit(1);
-}
 
 /* Words all over the memory, also at both sides of each step of it. */
 static int words(CUdeviceptr at, uint32_t seed, int check)
@@ -181,20 +172,14 @@ static void use(const struct properties *wanted, int gpus, int share)
 
 int main(int argc, char **argv)
 {
-	void *library = dlopen("libcuda.so.1", RTLD_NOW), *create = NULL;
+	void *library, *create = NULL;
 	CUcontext context;
 	CUhandle h;
 	int gpus = 0;
 
 	if (argc != 4 || !(size = strtoull(argv[1], NULL, 0) << 20) || !(step = strtoull(argv[2], NULL, 0) << 20))
 		fail("usage: rows MIB STEP-MIB SHARE");
-	if (!library)
-		fail(dlerror());
-#define X(name, ...)                                                                                                   \
-	if (!(*(void **)&name = dlsym(library, #name)))                                                                \
-		fail("no " #name);
-	CALLS(X)
-#undef X
+	library = load_driver(1);
 	printf("the next dlsym is the one that was called: %d\n", dlsym(RTLD_NEXT, "dlsym") == (void *)dlsym);
 	row("dlsym of nothing", dlsym(library, "cuNothing") != NULL);
 	row("cuGetProcAddress", cuGetProcAddress_v2("cuMemCreate", &create, 12000, 0, NULL));

@@ -3,9 +3,9 @@
  * other by cuIpc, a line for each thing. The lines are the same with the guest and without it.
  * It takes the size in MiB.
  */
-#include <dlfcn.h>
 #include <pthread.h>
 #include <signal.h>
+#include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
 #include <stdio.h>
@@ -30,32 +30,16 @@
 	X(cuIpcOpenMemHandle_v2, CUdeviceptr *, struct ipc, unsigned)                                                  \
 	X(cuIpcCloseMemHandle, CUdeviceptr)
 
-#define X(name, ...) static CUresult (*name)(__VA_ARGS__);
-CALLS(X)
-#undef X
+#include "rows.h"
 
 enum { TIMES = 60 };
 static size_t size;
 static CUcontext context;
 static struct ipc handle;
 
-static void fail(const char *what)
-{
-	printf("%s\n", what);
-	exit(1);
-}
-
 static void begin(void)
 {
-	void *library = dlopen("libcuda.so.1", RTLD_NOW);
-
-	if (!library)
-		fail(dlerror());
-#define X(name, ...)                                                                                                   \
-	if (!(*(void **)&name = dlsym(library, #name)))                                                                \
-		fail("no " #name);
-	CALLS(X)
-#undef X
+	load_driver(1);
 	if (cuInit(0) || cuDevicePrimaryCtxRetain(&context, 0) || cuCtxSetCurrent(context))
 		fail("no context");
 }
@@ -146,18 +130,16 @@ static void asked_meanwhile(void)
 }
 
 /* A handle of the guest names a socket: see internal/guest/lib/ipc.c. Without the guest it is one of the driver's. */
+static bool is_of_the_guest(void) { return !memcmp(handle.bytes, "cucriu", 6); }
+
 static int connect_to_the_guest(void)
 {
 	struct sockaddr_un a = {.sun_family = AF_UNIX};
 
-	if (memcmp(handle.bytes, "cucriu", 6))
-		return -1;
 	memcpy(a.sun_path + 1, "cucriu-guest-", 13);
 	memcpy(a.sun_path + 14, handle.bytes + 8, 24);
 	int s = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0);
-	if (s < 0 || connect(s, (struct sockaddr *)&a, offsetof(struct sockaddr_un, sun_path) + 14 + 24))
-		fail("nobody listens");
-	return s;
+	return s < 0 || connect(s, (struct sockaddr *)&a, offsetof(struct sockaddr_un, sun_path) + 14 + 24) ? -1 : s;
 }
 
 static void hostile(void)
@@ -167,9 +149,11 @@ static void hostile(void)
 	CUdeviceptr at;
 	int s;
 
-	for (int i = 0; i < 100; i++)
+	for (int i = 0; is_of_the_guest() && i < 100; i++)
 		connect_to_the_guest(); /* and say nothing */
-	if ((s = connect_to_the_guest()) >= 0) {
+	if (is_of_the_guest()) {
+		if ((s = connect_to_the_guest()) < 0)
+			fail("nobody listens");
 		send(s, nothing, sizeof nothing, 0);
 		if (recv(s, answer, sizeof answer, 0) < 4 || !*(int *)answer)
 			fail("memory was given out for which there is no handle");
@@ -211,6 +195,8 @@ static void ended(void)
 		fail("no handle");
 	waitpid(exporter, &status, 0);
 	begin();
+	if (is_of_the_guest() && connect_to_the_guest() >= 0)
+		fail("the child listens");
 	cuIpcOpenMemHandle_v2(&at, handle, 1); /* the driver opens it, while a child lives that it was inherited by */
 	printf("nobody waits for an ended process\n");
 	close(lives[1]);
@@ -219,7 +205,7 @@ static void ended(void)
 int main(int argc, char **argv)
 {
 	int offer[2], status = 0;
-	CUdeviceptr at;
+	CUdeviceptr own, at;
 
 	if (argc != 2 || !(size = strtoull(argv[1], NULL, 0) << 20))
 		fail("usage: sharing MIB");
@@ -243,11 +229,11 @@ int main(int argc, char **argv)
 		return 0;
 	}
 	begin();
-	if (cuMemAlloc_v2(&at, size) || cuIpcGetMemHandle(&handle, at) || write(offer[1], &handle, sizeof handle) != sizeof handle)
+	if (cuMemAlloc_v2(&own, size) || cuMemAlloc_v2(&at, size) || cuIpcGetMemHandle(&handle, at) || write(offer[1], &handle, sizeof handle) != sizeof handle)
 		fail("no handle");
 	waitpid(other, &status, 0);
 	printf("the other: %d\n", status);
 	waitpid(last, &status, 0);
-	printf("free: %d\n", cuMemFree_v2(at));
+	printf("free: %d\n", cuMemFree_v2(at) || cuMemFree_v2(own));
 	return status != 0;
 }
