@@ -391,6 +391,7 @@ func TestABorrowerKilledAtAnyPoint(t *testing.T) {
 				p.goesOn(t)
 				p.stop(t)
 			}
+			must(t, p.Signal(unix.SIGSTOP)) // a surplus one, as [proc.Stop] may have sent
 		}
 		run := []*exec.Cmd{p.borrower(t, test.mode, test.point)}
 		if test.mode == "return" { // follows a borrower that is killed with threads inside a call

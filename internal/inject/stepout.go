@@ -98,8 +98,8 @@ func stepOutIn(ctx context.Context, pid, most int, holders func(*proc.Process, [
 			if err != nil {
 				return err
 			}
-			l.step(process, t, most, maps, over)
-			if err := l.settle(ctx, t); err != nil {
+			last := l.step(process, t, most, maps, over)
+			if err := l.settle(ctx, t, last); err != nil {
 				return err
 			}
 			return l.parkAgain(process, t, func() error {
@@ -212,35 +212,53 @@ func (l *loan) parkAgain(process *proc.Process, t *borrowedThread, keep func() e
 
 // step steps a held thread until the wait is over, or until the thread cannot be the one that holds the
 // lock: it has come far, would fault or make a system call that a memory allocator does not, or has come
-// to the driver's code.
-func (l *loan) step(process *proc.Process, t *borrowedThread, most int, maps []*procfs.ProcMap, over func() bool) {
+// to the driver's code. It returns the stop in which it leaves the thread, if that is not an event stop.
+func (l *loan) step(process *proc.Process, t *borrowedThread, most int, maps []*procfs.ProcMap, over func() bool) (last unix.WaitStatus) {
 	for range most {
 		var regs registers
 		if regs.read(t.TID) != nil || strings.Contains(mappedAt(maps, regs.pc()), "/libcuda.so") {
-			return
+			return last
 		}
 		isCall, err := isSyscallInstruction(process, regs.pc())
-		if err != nil || isCall && !regs.mayCall() || unix.PtraceSingleStep(t.TID) != nil {
-			return
+		if err != nil || isCall && !regs.mayCall() || singleStep(t.TID, stopToDeliver(last)) != nil {
+			return last
 		}
 		t.state = running
 		status, reported := awaitStep(t.TID)
 		if !reported {
-			return
+			return 0
 		}
 		if !status.Stopped() {
 			t.state, t.reaped = ended, true
-			return
+			return 0
 		}
-		t.state = returned // in a stop, and not in one where registers may be put back
+		t.state, last = returned, status // in a stop, and not in one where registers may be put back
 		l.at("step")
-		if !isEventStop(status) && status.StopSignal() != unix.SIGTRAP {
-			return
+		if !isEventStop(status) && status.StopSignal() != unix.SIGTRAP && stopToDeliver(status) == 0 {
+			return last
 		}
 		if isCall && over() { // whoever waits is woken by a system call
-			return
+			return last
 		}
 	}
+	return last
+}
+
+func singleStep(tid, deliver int) error {
+	if _, _, errno := unix.Syscall6(unix.SYS_PTRACE, unix.PTRACE_SINGLESTEP, uintptr(tid), 0, uintptr(deliver), 0, 0); errno != 0 {
+		return errno
+	}
+	return nil
+}
+
+// stopToDeliver returns the SIGSTOP of the process that a stepped thread was to take, else 0. It may be a
+// surplus one of [proc.Stop], and the thread is stepped on in the group-stop. The trap of a step, and the
+// signal of an instruction that faulted and is to be executed again later, are not delivered.
+func stopToDeliver(status unix.WaitStatus) int {
+	if !isEventStop(status) && status.StopSignal() == unix.SIGSTOP {
+		return int(unix.SIGSTOP)
+	}
+	return 0
 }
 
 // mayCall reports whether a thread that is about to make a system call may do so while the program
@@ -271,9 +289,8 @@ func awaitStep(tid int) (status unix.WaitStatus, reported bool) {
 	return 0, false
 }
 
-// settle brings a thread that was stepped into an event stop. The trap of its last step, and the signal
-// of an instruction that faulted and is to be executed again later, are not delivered.
-func (l *loan) settle(ctx context.Context, t *borrowedThread) error {
+// settle brings a thread that was stepped, and was left in the stop last, into an event stop.
+func (l *loan) settle(ctx context.Context, t *borrowedThread, last unix.WaitStatus) error {
 	switch t.state {
 	case held: // it was not stepped
 		return nil
@@ -282,7 +299,7 @@ func (l *loan) settle(ctx context.Context, t *borrowedThread) error {
 	}
 	_ = unix.PtraceInterrupt(t.TID) // ESRCH: it was killed, which the next wait reports, here and below
 	if t.state == returned {
-		_ = unix.PtraceCont(t.TID, 0)
+		_ = unix.PtraceCont(t.TID, stopToDeliver(last))
 	}
 	for {
 		status, reported, err := waitNoHang(t.TID)
@@ -297,7 +314,7 @@ func (l *loan) settle(ctx context.Context, t *borrowedThread) error {
 			return proc.ErrGone
 		case !isEventStop(status):
 			_ = unix.PtraceInterrupt(t.TID)
-			_ = unix.PtraceCont(t.TID, 0)
+			_ = unix.PtraceCont(t.TID, stopToDeliver(status))
 			continue
 		}
 		now, err := proc.ReadStatus(t.TID)

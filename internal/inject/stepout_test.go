@@ -5,6 +5,7 @@ import (
 	"testing"
 
 	"github.com/prometheus/procfs"
+	"golang.org/x/sys/unix"
 
 	"cucriu/internal/proc"
 )
@@ -47,6 +48,42 @@ func (p *borrowable) stepOn(t *testing.T) (moved int) {
 	p.wantReturned(t)
 	p.goesOn(t)
 	return moved
+}
+
+// TestAStopOfASteppedThreadIsNotLost, and does not end the steps: [proc.Stop] may have sent a surplus one.
+func TestAStopOfASteppedThreadIsNotLost(t *testing.T) {
+	t.Parallel()
+	p := startBorrowable(t)
+	compute := p.tids()[len(jobs)-1]
+	const most, stopped = 3000, 100
+	for steps := 0; steps < most; {
+		parked := p.park(t)
+		p.wantWaiting(t, parked)
+		only := func(_ *proc.Process, threads []savedThread, _ []*procfs.ProcMap) []int {
+			return []int{slices.IndexFunc(threads, func(s savedThread) bool { return s.TID == compute })}
+		}
+		steps = 0
+		at := func(reached string) {
+			if reached != "step" {
+				return
+			}
+			if steps++; steps == stopped {
+				must(t, unix.Tgkill(p.PID, compute, unix.SIGSTOP))
+			}
+		}
+		_, err := stepOutIn(t.Context(), p.PID, most, only, func() bool { return false }, p.saved, at)
+		must(t, err)
+		if steps > stopped && steps < stopped+10 {
+			t.Fatalf("it was stepped %d times", steps)
+		}
+		if steps < stopped { // it was at a system call, as it is at times
+			p.stop(t)
+		}
+		must(t, proc.WaitStopped(t.Context(), p.Process))
+		must(t, ReturnThreads(t.Context(), p.saved))
+		p.wantReturned(t)
+		p.goesOn(t)
+	}
 }
 
 // TestAThreadAtASystemCallIsNotStepped: every thread that waited is at one after a restore.
