@@ -132,8 +132,7 @@ bench-migrate: build sim workload tools ## measure live migration beside iperf3,
 		go test -count=1 -timeout 1h ./test/migrate/figures
 
 .PHONY: test
-test: build sim workload tools ## vet and all tests (PKGS=./hooks TESTFLAGS='-run Dump -v')
-	go vet $(PKGS)
+test: build sim workload tools ## all tests (PKGS=./hooks TESTFLAGS='-run Dump -v')
 	CUCRIU_TEST_CRIU="$$(scripts/provide-criu.sh)" CUCRIU_TEST_CRIU_PLUGIN="$$(scripts/provide-criu-plugin.sh)" \
 		CUCRIU_TEST_RUNC="$$(scripts/provide-runc.sh)" \
 		CUCRIU_TEST_SSH="$$(scripts/provide-ssh.sh)" CUCRIU_TEST_IPTABLES="$$(scripts/provide-iptables.sh)" scripts/private-exec.sh --in-memory \

@@ -22,7 +22,7 @@ func HoldDump(t testing.TB, host *Host, job *Job, stage string) *HeldDump {
 	dir := t.TempDir()
 	d := &HeldDump{t: t, Images: t.TempDir(), goOn: filepath.Join(dir, "go-on")}
 	at := filepath.Join(dir, "at")
-	wait := Script(t, fmt.Sprintf(`[ "$CRTOOLS_SCRIPT_ACTION" = %s ] || exit 0; touch %s; until [ -e %s ]; do sleep 0.01; done`, stage, at, d.goOn))
+	wait := Script(t, fmt.Sprintf(`[ "$CRTOOLS_SCRIPT_ACTION" = %s ] || exit 0; touch %s; until [ -e %s ]; do sleep 0.05; done`, stage, at, d.goOn))
 	// criu runs the last script first.
 	d.criu = host.CriuCommandScripts("dump", d.Images, []string{wait, host.HookBin}, "-t", job.Root())
 	if err := d.criu.Start(); err != nil {

@@ -142,8 +142,8 @@ func TestANameRemovedDuringTheDumpIsGivenToo(t *testing.T) {
 	testenv.Simulated(t, func(t *testing.T) {
 		for _, fails := range []bool{true, false} {
 			host, dir := testenv.NewHost(t, 1), t.TempDir()
-			job := startNeedy(t, host, "(cd "+dir+"; until [ -e go ]; do sleep 0.01; done; exec 6>removed; ln removed kept; rm removed; echo >done; exec sleep 1000) & ")
-			point := "dump.lock=run " + testenv.Script(t, "cd "+dir+" && touch go && until [ -e done ]; do sleep 0.01; done")
+			job := startNeedy(t, host, "(cd "+dir+"; until [ -e go ]; do sleep 0.05; done; exec 6>removed; ln removed kept; rm removed; echo >done; exec sleep 1000) & ")
+			point := "dump.lock=run " + testenv.Script(t, "cd "+dir+" && touch go && until [ -e done ]; do sleep 0.05; done")
 			status, given := 0, filepath.Join(dir, "removed (deleted)")
 			if fails {
 				point += ",dump.manifest=error"

@@ -78,7 +78,7 @@ func TestSharingThatBeginsDuringADumpIsRefused(t *testing.T) {
 						host.Setenv("CUCRIU_CONFIG", host.Config("version: 1\nforce: [parent]\n"))
 						root = strconv.Itoa(job.MustStatus(0).PID)
 					}
-					share := testenv.Script(t, fmt.Sprintf("touch %[1]s/share\nuntil [ -e %[1]s/shared ]; do sleep 0.01; done", dir))
+					share := testenv.Script(t, fmt.Sprintf("touch %[1]s/share\nuntil [ -e %[1]s/shared ]; do sleep 0.05; done", dir))
 					if errs := testenv.Check(t, host, "-t", root).Of(preflight.SeverityError); len(errs) > 0 {
 						t.Fatalf("before they share: %+v", errs)
 					}

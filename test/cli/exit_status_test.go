@@ -161,7 +161,7 @@ func TestARestoreThatIsGivenUpOnASignal(t *testing.T) {
 		reached, taken := filepath.Join(dir, "reached"), filepath.Join(dir, "taken")
 		// criu before 4.2 reads the file twice, and so calls the script twice.
 		hold := testenv.Script(t, `[ "$CRTOOLS_SCRIPT_ACTION" = pre-restore ] || exit 0
-: >`+reached+`; until [ -e `+taken+` ]; do sleep 0.01; done`)
+: >`+reached+`; until [ -e `+taken+` ]; do sleep 0.05; done`)
 		testenv.WriteFile(t, config, "action-script "+hold+"\n")
 		out := new(testenv.Output)
 		cmd := host.CucriuCommand("restore", "-D", images, "--criu-config", config)

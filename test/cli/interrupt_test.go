@@ -113,7 +113,7 @@ func TestCtrlCDuringARestore(t *testing.T) {
 		b := newBench(t)
 		other := b.Start(1, "--gpus", "1")
 		b.dumped(t, other)
-		hold := testenv.Script(t, `[ "$CRTOOLS_SCRIPT_ACTION" = pre-restore ] || exit 0; until [ -e `+b.path("taken")+` ]; do sleep 0.01; done`)
+		hold := testenv.Script(t, `[ "$CRTOOLS_SCRIPT_ACTION" = pre-restore ] || exit 0; until [ -e `+b.path("taken")+` ]; do sleep 0.05; done`)
 		config := b.write(t, "criu.conf", "action-script "+hold+"\n")
 		cmd, output := b.start(t, "restore", "-D", "images", "--criu-config", config)
 		testenv.Eventually(t, testenv.Soon, "criu restores", atStepOf(b, "pre-restore"))

@@ -302,7 +302,7 @@ func TestARestoreThatFailsLeavesOtherContainersAlone(t *testing.T) {
 		// The name of a socket has 107 characters at most.
 		container.Configure("action-script " + testenv.Script(t, fmt.Sprintf(`case $CRTOOLS_SCRIPT_ACTION in
 pre-restore) if mkdir %[2]s; then cd %[2]s; setsid unshare --pid --fork --mount-proc %[1]s service --address socket </dev/null >/dev/null 2>&1 & fi ;;
-setup-namespaces) until [ -e %[2]s/socket ]; do sleep 0.01; done; kill -9 $PPID ;;
+setup-namespaces) until [ -e %[2]s/socket ]; do sleep 0.05; done; kill -9 $PPID ;;
 esac`, testenv.Criu(t), filepath.Join(t.TempDir(), "other"))))
 		other := func() []int {
 			found, err := proc.All()

@@ -154,7 +154,7 @@ func TestCommandForegroundPassesSignalsAndTheStatus(t *testing.T) {
 
 		// A signal that comes while criu has not ended, when the job runs already.
 		pid, config := filepath.Join(t.TempDir(), "pid"), filepath.Join(t.TempDir(), "criu.conf")
-		early := testenv.Script(t, `[ "$CRTOOLS_SCRIPT_ACTION" = post-resume ] || exit 0; until [ -s `+pid+` ]; do sleep 0.01; done; kill -TERM $(cat `+pid+`)`)
+		early := testenv.Script(t, `[ "$CRTOOLS_SCRIPT_ACTION" = post-resume ] || exit 0; until [ -s `+pid+` ]; do sleep 0.05; done; kill -TERM $(cat `+pid+`)`)
 		testenv.WriteFile(t, config, "action-script "+early+"\n")
 		cmd = host.CucriuCommand("restore", "-D", images, "--foreground", "--criu-config", config)
 		if err := cmd.Start(); err != nil {

@@ -214,7 +214,7 @@ func TestAProcessThatIsForkedAfterTheStopStandsStillWithTheOthers(t *testing.T) 
 		host := testenv.NewHost(t, 1)
 		job := host.StartUnder([]string{"/bin/sh", "-c", forker, "sh"}, 1)
 		dir := job.Dirs[0]
-		fork := testenv.Script(t, fmt.Sprintf("touch %s/go; kill -CONT %d; until [ -s %s/late ]; do sleep 0.01; done", dir, job.PID, dir))
+		fork := testenv.Script(t, fmt.Sprintf("touch %s/go; kill -CONT %d; until [ -s %s/late ]; do sleep 0.05; done", dir, job.PID, dir))
 		host.UseFailpoint("dump.park=run " + fork)
 		host.Dump(job, "--leave-running")
 		data, err := os.ReadFile(filepath.Join(dir, "late"))

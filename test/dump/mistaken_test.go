@@ -73,7 +73,7 @@ func TestNCCLThatComesAfterTheInspectionIsRefused(t *testing.T) {
 				return err != nil
 			})
 		})
-		host.UseFailpoint("dump.lock=run " + testenv.Script(t, "cd "+late+" && touch context && until [ -s status ]; do sleep 0.01; done"))
+		host.UseFailpoint("dump.lock=run " + testenv.Script(t, "cd "+late+" && touch context && until [ -s status ]; do sleep 0.05; done"))
 		images := testenv.NewImages(t)
 		out, err := host.Cucriu("dump", "-t", job.Root(), "-D", images)
 		if err == nil || !strings.Contains(out, preflight.FindingNCCL) {

@@ -314,7 +314,7 @@ func TestConnectionsAreKept(t *testing.T) {
 		marks := t.TempDir()
 		asked := func(what string) bool { return testenv.Exists(filepath.Join(marks, what)) }
 		removes := watchRules(t, p.A, marks)
-		mover := testenv.Script(t, fmt.Sprintf("touch %s/$1; while ! [ -e %[1]s/done-$1 ]; do sleep 0.01; done", marks))
+		mover := testenv.Script(t, fmt.Sprintf("touch %s/$1; while ! [ -e %[1]s/done-$1 ]; do sleep 0.05; done", marks))
 		w := &world{t: t, Pair: p, from: p.A, to: p.B, flags: []string{"--tcp", "keep", "--move-address", mover}}
 		for _, s := range []*server{serve(t, p.B), serve(t, p.A)} {
 			w.from, w.to = p.A, p.B
@@ -402,7 +402,7 @@ func TestNobodyAnswersForAJobThatIsOnItsWay(t *testing.T) {
 	withEachNetworkLock(t, func(t *testing.T, p *hosts.Pair) {
 		moves := netip.MustParseAddr("10.77.0.9")
 		marks := t.TempDir()
-		mover := testenv.Script(t, fmt.Sprintf("touch %s/$1; while ! [ -e %[1]s/done-$1 ]; do sleep 0.01; done; rm %[1]s/done-$1", marks))
+		mover := testenv.Script(t, fmt.Sprintf("touch %s/$1; while ! [ -e %[1]s/done-$1 ]; do sleep 0.05; done; rm %[1]s/done-$1", marks))
 		for _, on := range p.Hosts() {
 			var s *talker
 			w := &world{t: t, Pair: p, from: p.A, to: p.B, flags: []string{"--tcp", "keep", "--move-address", mover}}
