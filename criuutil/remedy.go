@@ -25,6 +25,7 @@ const (
 	remedyUnix      = "the job is connected to a process outside the tree through a UNIX socket: give --ext-unix-sk to the dump and to the restore, or dump the tree that holds both ends"
 	remedyMount     = "the job has a file open that its mount namespace cannot reach: start the job with its input and output in /dev/null, pipes or files inside the namespace, or specify the file with --external"
 	remedyFull      = "the file system of the image directory is full: free space on it, or dump to another file system"
+	remedyMakeProc  = "criu mounts the /proc of the job's pid namespace at proc.crtools in the job's working directory: remove that directory if a killed criu has left it, wait if another job is being dumped there, or start the job with its own /proc (unshare --mount-proc) or in a directory that can be written to"
 	remedyCgroup    = "the control groups cannot be handled as asked: give --manage-cgroups=soft to keep what exists, or --manage-cgroups=ignore, with which the job joins the control group of the restore"
 )
 
@@ -49,6 +50,7 @@ var known = []knownError{
 	{message: regexp.MustCompile(`^Some file locks are hold by dumping tasks`), remedy: "the job holds file locks: give -l (--file-locks) to the dump and to the restore"},
 	{message: regexp.MustCompile(`^Can't lookup mount=\d+ for fd=-?\d+ |^The \d+ mount is not found for ghost|doesn't have mnt_id|^Open files on overmounted mounts`), remedy: remedyMount},
 	{message: regexp.MustCompile(`^(?:bfd: Error flushing image|page-xfer: .*|.*[Uu]nable to spill data.*): No space left on device`), remedy: remedyFull},
+	{message: regexp.MustCompile(`^Can't create a directory \(-\d+\)`), remedy: remedyMakeProc},
 	{message: regexp.MustCompile(`^cg: |^Unable to freeze cgroup `), remedy: remedyCgroup},
 	{message: regexp.MustCompile(`^Neither a cgroupv1 .* control file found`), remedy: "the directory that --freeze-cgroup names is not a control group that can be frozen: specify one, such as /sys/fs/cgroup/job1"},
 	{message: regexp.MustCompile(`^File (.*) has bad size \d+ \(expect (\d+)\)`), remedy: "$1 has changed since the dump, and the job has it open: put back its old content ($2 bytes), and restore again"},

@@ -106,11 +106,39 @@ func TestCriusErrorsAboutASessionOfOthersSayWhatToDo(t *testing.T) {
 	})
 }
 
+// TestCriusErrorAboutItsMountPointSaysWhatToDo: a criu that was killed has left it.
+func TestCriusErrorAboutItsMountPointSaysWhatToDo(t *testing.T) {
+	testenv.Isolated(t, func(t *testing.T) {
+		host := testenv.NewHost(t, 1)
+		null, err := os.OpenFile(os.DevNull, os.O_RDWR, 0)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer null.Close()
+		dir := t.TempDir()
+		left := filepath.Join(dir, "proc.crtools")
+		if err := os.Mkdir(left, 0o700); err != nil {
+			t.Fatal(err)
+		}
+		pid := sleepIn(t, host, dir, null, &syscall.SysProcAttr{Setsid: true, Cloneflags: syscall.CLONE_NEWPID})
+		criuFails(t, host, testenv.StatusFailed, "Can't create a directory", "proc.crtools", "dump", "-t", pid, "-D", testenv.NewImages(t))
+		if err := os.Remove(left); err != nil {
+			t.Fatal(err)
+		}
+		testenv.Exits(t, host, 0, "dump", "-t", pid, "-D", testenv.NewImages(t))
+	})
+}
+
 // sleepOn starts a program with these standard streams, and returns its pid.
 func sleepOn(t *testing.T, host *testenv.Host, streams *os.File, how *syscall.SysProcAttr) string {
 	t.Helper()
+	return sleepIn(t, host, "/", streams, how)
+}
+
+func sleepIn(t *testing.T, host *testenv.Host, dir string, streams *os.File, how *syscall.SysProcAttr) string {
+	t.Helper()
 	cmd := host.Command("/bin/sleep", "1000")
-	cmd.Stdin, cmd.Stdout, cmd.Stderr, cmd.Dir, cmd.SysProcAttr = streams, streams, streams, "/", how
+	cmd.Stdin, cmd.Stdout, cmd.Stderr, cmd.Dir, cmd.SysProcAttr = streams, streams, streams, dir, how
 	if err := cmd.Start(); err != nil {
 		t.Fatal(err)
 	}
