@@ -328,7 +328,7 @@ func (d *dump) awaitEarlier(ctx context.Context) error {
 	if err != nil || journal.IsForeign(d.Config.RunDir) {
 		return err
 	}
-	for {
+	for pause := 10 * time.Millisecond; ; pause = min(2*pause, 200*time.Millisecond) { // there is no event to wait for
 		other, err := journal.FindOpen(d.Config.RunDir, d.criu.Ident, members)
 		if err != nil || other == nil {
 			return err
@@ -347,7 +347,7 @@ func (d *dump) awaitEarlier(ctx context.Context) error {
 		select {
 		case <-ctx.Done():
 			return other.Conflict()
-		case <-time.After(20 * time.Millisecond): // there is no event to wait for
+		case <-time.After(pause):
 		}
 	}
 }
