@@ -39,6 +39,7 @@ GPU_TEST_PACKAGES ?= ./test/conformance $(GPU_SUITES) ./test/programs ./test/mig
 
 GOFUMPT     := mvdan.cc/gofumpt@v0.12.0
 STATICCHECK := honnef.co/go/tools/cmd/staticcheck@v0.8.2
+GOLANGCI    := github.com/golangci/golangci-lint/v2/cmd/golangci-lint@v2.15.0
 NFPM        := github.com/goreleaser/nfpm/v2/cmd/nfpm@v2.43.4
 
 PREFIX  ?= /usr/local
@@ -141,6 +142,7 @@ test: build sim workload tools ## all tests (PKGS=./hooks TESTFLAGS='-run Dump -
 .PHONY: test-all
 test-all: export CUCRIU_FAULTS := all
 test-all: test lint image ## all faults, engines, schedulers, fresh machines and soaks, for hours; installs Debian packages where one of these lacks them
+	go run $(GOLANGCI) run ./...
 	for try in engines systemd slurm htcondor; do scripts/private-exec.sh scripts/try-$$try.sh; done
 	for what in package demo test; do scripts/try-fresh.sh $$what; done
 	$(MAKE) soak

@@ -60,7 +60,7 @@ func visibleMinors(processRoot, base string) (map[int]bool, error) {
 		if err != nil {
 			return nil, &fs.PathError{Op: "fstat", Path: filepath.Join(processRoot, dev, name), Err: err}
 		}
-		device := uint64(st.Rdev)
+		device := st.Rdev
 		if st.Mode&unix.S_IFMT == unix.S_IFCHR && unix.Major(device) == nvidiaMajor && unix.Minor(device) <= lastGPUMinor {
 			minors[int(unix.Minor(device))] = true
 		}
@@ -77,7 +77,7 @@ func openIn(tree int, path string, flags uint64) (*os.File, error) {
 		switch {
 		case err == nil:
 			return os.NewFile(uintptr(fd), path), nil
-		case err == unix.EINTR, err == unix.EAGAIN: // EAGAIN: a rename came during the look-up
+		case errors.Is(err, unix.EINTR), errors.Is(err, unix.EAGAIN): // EAGAIN: a rename came during the look-up
 			continue
 		}
 		return nil, &fs.PathError{Op: "open", Path: path, Err: err}

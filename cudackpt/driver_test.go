@@ -438,7 +438,7 @@ func TestVisibleGPUsAreThoseWithADeviceNode(t *testing.T) {
 	if err := os.Rename(node, node+".hidden"); err != nil {
 		t.Fatal(err)
 	}
-	defer os.Rename(node+".hidden", node)
+	defer func() { _ = os.Rename(node+".hidden", node) }()
 	visible, err = d.VisibleGPUs(w.PID())
 	if err != nil || len(visible) != 1 || visible[0] != host[0] {
 		t.Errorf("with one node hidden visible are %v, %v, want %v", visible, err, host[:1])

@@ -133,11 +133,11 @@ func startWork(t *testing.T, d *cudackpt.Driver, arguments ...string) work {
 	}
 	w := work{Process: d.Process(cmd.Process.Pid), t: t, dir: dir, exited: make(chan struct{})}
 	go func() {
-		cmd.Wait()
+		_ = cmd.Wait()
 		close(w.exited)
 	}()
 	t.Cleanup(func() {
-		cmd.Process.Kill()
+		_ = cmd.Process.Kill()
 		<-w.exited
 	})
 	w.waitTicks(2)
@@ -153,8 +153,8 @@ func startPlain(t *testing.T) int {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() {
-		cmd.Process.Kill()
-		cmd.Wait()
+		_ = cmd.Process.Kill()
+		_ = cmd.Wait()
 	})
 	return cmd.Process.Pid
 }

@@ -46,7 +46,7 @@ func TestGivenUpCallKeepsItsTurnUntilItReturns(t *testing.T) {
 			next <- turns.do(context.Background(), callUnlock, 7, func() error { return ResultIllegalState })
 		}()
 		close(returns)
-		if err := <-next; err != ResultIllegalState {
+		if err := <-next; !errors.Is(err, ResultIllegalState) {
 			t.Fatalf("after it returned: %v", err)
 		}
 		if len(turns.busy) != 0 {

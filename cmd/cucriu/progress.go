@@ -133,7 +133,7 @@ func (p *progress) say(text string) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if p.tty {
-		io.WriteString(p.out, "\r\x1b[K")
+		_, _ = io.WriteString(p.out, "\r\x1b[K")
 	}
 	fmt.Fprintf(p.out, "cucriu: %s\n", text)
 }
@@ -144,7 +144,7 @@ func (p *progress) stop() {
 	defer p.mu.Unlock()
 	p.phase = ""
 	if p.tty {
-		io.WriteString(p.out, "\r\x1b[K")
+		_, _ = io.WriteString(p.out, "\r\x1b[K")
 	}
 	p.out.Flush() // what follows is the standard output
 }
@@ -184,7 +184,7 @@ func (p *progress) line() {
 	} else {
 		text = "cucriu: " + text + "\n"
 	}
-	io.WriteString(p.out, text)
+	_, _ = io.WriteString(p.out, text)
 	p.said = time.Now()
 }
 

@@ -64,7 +64,7 @@ At the source of a long job, if the destination is gone permanently:
 				if len(lines) == 0 && err == nil {
 					lines = slices.Concat([]string{"nothing to recover"}, leftOpen(hook.Config.RunDir), leftLocked(cmd.Context(), hook))
 				}
-				io.WriteString(out, strings.Join(append(lines, ""), "\n"))
+				_, _ = io.WriteString(out, strings.Join(append(lines, ""), "\n"))
 			})))
 		}),
 	}

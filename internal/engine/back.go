@@ -353,7 +353,7 @@ func (b *wayBack) restore(ctx context.Context) error {
 			return need.Require(ctx, b.driver)
 		})
 	})
-	go room() // during the first fill: NVML takes 10 ms for each GPU of the host
+	go func() { _ = room() }() // during the first fill: NVML takes 10 ms for each GPU of the host
 	err = b.parallel(func(t *Target) error {
 		if t.lacksMemory() {
 			if err := b.fill(ctx, t); err != nil {

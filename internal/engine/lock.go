@@ -213,7 +213,7 @@ func (l *locking) ask(ctx context.Context, t *Target) {
 func (l *locking) takeAnswer(ctx context.Context, a lockAnswer) error {
 	delete(l.pending, a.Target)
 	if a.gotIt {
-		a.Target.locked, l.everLocked[a.Target] = true, true
+		a.locked, l.everLocked[a.Target] = true, true
 	}
 	if !a.gotIt && a.err == nil && !l.over && ctx.Err() == nil {
 		l.ask(ctx, a.Target)

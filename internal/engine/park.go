@@ -156,7 +156,7 @@ func (b *wayBack) unpark(ctx context.Context) error {
 		pids = append(pids, other.PID)
 	}
 	for _, pid := range pids {
-		if b.Session.Kind == journal.KindRestore {
+		if b.Kind == journal.KindRestore {
 			RearmTimers(b.Env.Log, pid)
 		}
 		if err := returnThreads(ctx, pid, b.ParkedFile(pid)); err != nil {

@@ -119,7 +119,7 @@ func (l *loan) seize(t *borrowedThread) error {
 // same fails with [proc.ErrGone] if the thread is not the one that was saved.
 func (l *loan) same(t *borrowedThread) error {
 	stat, err := proc.ThreadStat(l.pid, t.TID)
-	if err == nil && uint64(stat.Starttime) != t.StartTime {
+	if err == nil && stat.Starttime != t.StartTime {
 		err = fmt.Errorf("thread %d of process %d: %w: its tid now belongs to another thread", t.TID, l.pid, proc.ErrGone)
 	}
 	return err

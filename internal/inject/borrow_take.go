@@ -36,7 +36,7 @@ func (l *loan) seizeAll(threads []*borrowedThread) error {
 	for _, t := range threads {
 		stat, err := proc.ThreadStat(l.pid, t.TID)
 		if err == nil {
-			t.StartTime = uint64(stat.Starttime)
+			t.StartTime = stat.Starttime
 			err = l.seize(t)
 		}
 		if err != nil {

@@ -246,7 +246,7 @@ func (p Parked) WriteRestored(process *proc.Process, saved string) error {
 		if err != nil {
 			return err
 		}
-		t.TID, t.StartTime = tid, uint64(stat.Starttime)
+		t.TID, t.StartTime = tid, stat.Starttime
 		t.Registers.restartAfterRestore()
 		restored.Threads = append(restored.Threads, t)
 	}

@@ -17,8 +17,11 @@ func (r registers) MarshalText() ([]byte, error) {
 // UnmarshalText decodes what MarshalText has encoded.
 func (r *registers) UnmarshalText(text []byte) error {
 	data, err := base64.StdEncoding.DecodeString(string(text))
-	if err != nil || len(data) != len(r.bytes()) {
-		return fmt.Errorf("registers of %d bytes, want %d (%v)", len(data), len(r.bytes()), err)
+	if err != nil {
+		return fmt.Errorf("registers: %w", err)
+	}
+	if len(data) != len(r.bytes()) {
+		return fmt.Errorf("registers of %d bytes, want %d", len(data), len(r.bytes()))
 	}
 	copy(r.bytes(), data)
 	return nil

@@ -26,7 +26,7 @@ func (in *Inspection) resourceFindings(s *snapshot, imageDir string) (preflight.
 		if err := unix.Statfs(imageDir, &stat); err != nil {
 			return nil, fmt.Errorf("free space of %s: %w", imageDir, err)
 		}
-		if KeepsInMemory(int64(stat.Type)) {
+		if KeepsInMemory(stat.Type) {
 			image.bytes = need
 		}
 	}

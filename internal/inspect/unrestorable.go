@@ -157,8 +157,8 @@ func (f *file) closedDuplicate() (closed string) {
 		if len(fields) < 7 {
 			continue
 		}
-		fmt.Sscanf(fields[0], "%d", &target)
-		fmt.Sscanf(fields[6], "ino:%x", &inode)
+		_, _ = fmt.Sscanf(fields[0], "%d", &target)
+		_, _ = fmt.Sscanf(fields[6], "ino:%x", &inode)
 		is := func(fd int) bool {
 			same, err := proc.InEpoll(f.of.pid, set, target, seen[target], fd)
 			return err == nil && same

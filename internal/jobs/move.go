@@ -235,7 +235,7 @@ func (s *core) lookAtMove(ctx context.Context) (Move, error) {
 		return Move{}, err
 	}
 	if !moves {
-		defer lock.Free()
+		defer func() { _ = lock.Free() }()
 	}
 	m, err := ReadMove(s.Dir)
 	switch {

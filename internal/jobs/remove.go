@@ -54,7 +54,7 @@ func Remove(ctx context.Context, hook *hooks.Hook, job Local, agreed, keepOutput
 	if err != nil {
 		return refuse(err)
 	}
-	defer lock.Free()
+	defer func() { _ = lock.Free() }()
 	m, err := ReadMove(job.Dir)
 	if err == nil && m.State != MoveNone && m.State != MoveArrived && (m.State != MoveLeft || !m.PeerKnows) {
 		err = fmt.Errorf("its move from or to %s is not over: run cucriu recover", m.Peer)

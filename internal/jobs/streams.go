@@ -125,7 +125,7 @@ func (f *follower) run() {
 	defer close(f.done)
 	for {
 		_, _ = io.Copy(f.to, f.file) // a terminal that is gone does not end the job
-		open := true
+		var open bool
 		select {
 		case _, open = <-f.watcher.Events:
 		case _, open = <-f.watcher.Errors: // some were lost

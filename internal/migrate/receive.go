@@ -155,7 +155,7 @@ func Receive(ctx context.Context, hook *hooks.Hook, in io.Reader, out io.Writer,
 }
 
 func (d *destination) greet(ctx context.Context) (err error) {
-	m, err := d.Control.Receive(ctx)
+	m, err := d.Receive(ctx)
 	if errors.Is(err, wire.ErrClosed) {
 		return fmt.Errorf("%w before the source said anything: cucriu receive is started by cucriu migrate; to try the connection: ssh HOST cucriu --version", err)
 	}

@@ -94,7 +94,7 @@ func recoverJob(hook *hooks.Hook, job jobs.Local) (message string, m jobs.Move, 
 	if err != nil {
 		return "", m, err
 	}
-	defer lock.Free()
+	defer func() { _ = lock.Free() }()
 	if m, err = jobs.ReadMove(job.Dir); err != nil {
 		return "", m, err
 	}
@@ -174,7 +174,7 @@ func Settle(ctx context.Context, hook *hooks.Hook, name string, take bool) (mess
 	if err != nil {
 		return "", err
 	}
-	defer lock.Free()
+	defer func() { _ = lock.Free() }()
 	m, err := jobs.ReadMove(dir)
 	switch {
 	case err != nil:

@@ -51,7 +51,7 @@ func connect(ctx context.Context, o *Options, id, fingerprint string) (*remote, 
 	r := &remote{cmd: cmd, ended: make(chan struct{})}
 	r.Control = wire.NewControl(out, in)
 	go func() {
-		<-r.Control.Done()
+		<-r.Done()
 		// What ssh still has to say is on its standard error.
 		timer := time.AfterFunc(failpoint.Patience(5*time.Second), func() { _ = cmd.Process.Kill() })
 		r.err = cmd.Wait()

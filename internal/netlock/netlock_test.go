@@ -108,12 +108,12 @@ func startTalker(t *testing.T, own bool) *talker {
 	must(t, err)
 	k.Process, err = proc.Open(cmd.Process.Pid)
 	must(t, err)
-	t.Cleanup(func() { k.Process.Close() })
+	t.Cleanup(func() { k.Close() })
 	return k
 }
 
 func (k *talker) talks() bool {
-	io.WriteString(k.in, "\n")
+	_, _ = io.WriteString(k.in, "\n")
 	return k.out.Scan() && k.out.Text() == "true"
 }
 

@@ -24,7 +24,7 @@ func (n *namespace) removeTables() error {
 	if err != nil {
 		return fmt.Errorf("nftables: %w", err)
 	}
-	defer c.CloseLasting()
+	defer func() { _ = c.CloseLasting() }()
 	tables, err := c.ListTablesOfFamily(nftables.TableFamilyINet)
 	if hasNoTables(err) {
 		return nil

@@ -80,7 +80,7 @@ func TestWhatCannotBeRemovedIsWaitedFor(t *testing.T) {
 	waited := 0
 	err := withoutRight(t.Context(), func(n int) {
 		waited = n
-		go FreeAddresses(t.Context(), ours, func(int) {})
+		go func() { _, _ = FreeAddresses(t.Context(), ours, func(int) {}) }()
 	})
 	if waited != 1 || err != nil {
 		t.Errorf("waited for %d connections: %v", waited, err)

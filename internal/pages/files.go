@@ -28,7 +28,7 @@ func openFiles(dir string, pid int, l *Listing) ([]*os.File, error) {
 	for _, name := range l.Names(pid) {
 		f, err := os.OpenFile(filepath.Join(dir, name), os.O_RDONLY|unix.O_NOFOLLOW|unix.O_NONBLOCK, 0)
 		if err != nil {
-			closeAll(files)
+			_ = closeAll(files)
 			return nil, fmt.Errorf("the image is not complete: %w", err)
 		}
 		files = append(files, f)
@@ -86,7 +86,7 @@ func OpenHeld(holder, first, process int, l *Listing) (*Reader, error) {
 	for i, name := range l.Names(process) {
 		fd, err := unix.Open(filepath.Join("/proc", strconv.Itoa(holder), "fd", strconv.Itoa(first+i)), unix.O_RDONLY|unix.O_CLOEXEC, 0)
 		if err != nil {
-			closeAll(files)
+			_ = closeAll(files)
 			return nil, fmt.Errorf("%s, which process %d holds: %w", name, holder, err)
 		}
 		files = append(files, os.NewFile(uintptr(fd), name))

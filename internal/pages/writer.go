@@ -59,7 +59,7 @@ func Create(dir, id string, pid, shards int) (*Writer, error) {
 // stands still. If there is no room, the writing finds out.
 func (w *Writer) Reserve(bytes int64) {
 	var fs unix.Statfs_t
-	if len(w.shards) == 0 || unix.Fstatfs(int(w.shards[0].file.Fd()), &fs) != nil || int64(fs.Type) != unix.TMPFS_MAGIC {
+	if len(w.shards) == 0 || unix.Fstatfs(int(w.shards[0].file.Fd()), &fs) != nil || fs.Type != unix.TMPFS_MAGIC {
 		return
 	}
 	w.reserved = true

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"os"
 	"os/exec"
+	"strconv"
 	"testing"
 )
 
@@ -30,8 +31,7 @@ func TestTheBoottimeOffsetIsInTicks(t *testing.T) {
 func TestAnIdentityIsTheSameInAnotherTimeNamespace(t *testing.T) {
 	const variable = "CRIUUTIL_TEST_IDENTITY_OF"
 	if pid := os.Getenv(variable); pid != "" {
-		var n int
-		fmt.Sscan(pid, &n)
+		n, _ := strconv.Atoi(pid)
 		data, _ := json.Marshal(open(t, n).Ident)
 		fmt.Printf("identity: %s\n", data)
 		return

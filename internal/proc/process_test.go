@@ -133,7 +133,7 @@ func TestTreeHoldsChildrenOfChildren(t *testing.T) {
 				if ancestor, err := IsAncestor(cmd.Process.Pid, pid); err != nil || !ancestor {
 					t.Errorf("IsAncestor(%d, %d): %v %v", cmd.Process.Pid, pid, ancestor, err)
 				}
-				defer unix.Kill(pid, unix.SIGKILL)
+				defer func() { _ = unix.Kill(pid, unix.SIGKILL) }()
 			}
 			return
 		}

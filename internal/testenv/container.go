@@ -53,7 +53,7 @@ func (h *Host) StartContainer(gpus []int, processes int, args ...string) *Contai
 		Bind(libraries, libraries, "ro"),
 		Bind(h.Dir, h.Dir, "rw"),
 		Bind(c.deviceNodes(gpus), filepath.Join(h.Dir, "dev"), "rw"),
-		Bind(c.Job.dir, "/job", "rw"),
+		Bind(c.dir, "/job", "rw"),
 	)
 	c.Configure("")
 	spec, err := json.MarshalIndent(map[string]any{

@@ -2,6 +2,7 @@ package testenv
 
 import (
 	"bytes"
+	"errors"
 	"fmt"
 	"os"
 	"os/exec"
@@ -181,7 +182,7 @@ func Eventually(t testing.TB, within time.Duration, what string, condition func(
 }
 
 func stderrOf(err error) string {
-	if exit, ok := err.(*exec.ExitError); ok {
+	if exit := (*exec.ExitError)(nil); errors.As(err, &exit) {
 		return fmt.Sprintf(": %s", exit.Stderr)
 	}
 	return ""

@@ -183,7 +183,7 @@ func (b *bench) ask(c call, pid int) (answer, error) {
 func (b *bench) must(c call, pid int) error {
 	a, err := b.ask(c, pid)
 	if err == nil && a.result != success {
-		err = fmt.Errorf("%s: %v", c.text, a.result)
+		err = fmt.Errorf("%s: %w", c.text, a.result)
 	}
 	return err
 }
@@ -197,7 +197,7 @@ func (b *bench) state(pid int) (state, error) {
 	case a.result == noProcess:
 		return gone, nil
 	case a.result != success:
-		return anyState, fmt.Errorf("GetState: %v", a.result)
+		return anyState, fmt.Errorf("GetState: %w", a.result)
 	}
 	return stateOf(a.out), nil
 }

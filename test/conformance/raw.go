@@ -58,8 +58,10 @@ func parseArguments(text string) (*arguments, error) {
 		return nil, nil
 	}
 	a := new(arguments)
-	if n, err := hex.Decode((*[64]byte)(unsafe.Pointer(a))[:], []byte(text)); err != nil || n != len(a)*8 {
-		return nil, fmt.Errorf("%q is not 64 bytes: %v", text, err)
+	if n, err := hex.Decode((*[64]byte)(unsafe.Pointer(a))[:], []byte(text)); err != nil {
+		return nil, fmt.Errorf("%q is not 64 bytes: %w", text, err)
+	} else if n != len(a)*8 {
+		return nil, fmt.Errorf("%q has %d bytes instead of 64", text, n)
 	}
 	return a, nil
 }

@@ -123,7 +123,7 @@ func (b *bench) measure(r row) (got string, took time.Duration, err error) {
 	if r.do == nil && r.on == nil {
 		r.on = (*bench).main
 	}
-	pid := 0
+	var pid int
 	if r.from != anyState {
 		pid, err = r.pidOr(b)
 		if err == nil {

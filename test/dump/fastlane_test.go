@@ -181,7 +181,7 @@ func TestPlainCriuGivesBackNothingThatRuns(t *testing.T) {
 			t.Fatal(err)
 		}
 		tracer := inject.NewTracer()
-		defer tracer.Release(context.Background())
+		defer func() { _ = tracer.Release(context.Background()) }()
 		if err := tracer.Run(tid); err != nil {
 			t.Fatal(err)
 		}

@@ -42,7 +42,8 @@ func TestAnotherDumpLeavesARestoreAlone(t *testing.T) {
 		plain := startPlain(t, host)
 		restored := make(chan error, 1)
 		go func() { restored <- criu.Wait() }()
-		for err := error(nil); ; {
+		for {
+			var err error
 			select {
 			case err = <-restored:
 			default:

@@ -43,13 +43,13 @@ func (c *cell) verdict() string {
 		}
 	}
 	c.makeRoom(c.t)
-	if !(c.scene == criuRestores && c.fault == allKilled) { // what criu has created waits for cucriu recover
+	if c.scene != criuRestores || c.fault != allKilled { // what criu has created waits for cucriu recover
 		c.atRest(c.t)
 	}
 	c.happened()
 
 	before, wasOpen := c.state(), c.open()
-	outcome := ""
+	var outcome string
 	if wasOpen {
 		if out, err := c.world.host.Cucriu("recover"); err != nil {
 			c.t.Errorf("cucriu recover: %v\n%s", err, out)

@@ -89,7 +89,7 @@ func (j *longJob) is(on *hosts.Host) {
 			j.t.Fatalf("the job is to run on host %s; host %s has %d processes of it", on.Name, h.Name, n)
 		}
 	}
-	j.Job.Host = on
+	j.Host = on
 }
 
 // move moves the job, and fails the test unless it is there afterwards.

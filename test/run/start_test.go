@@ -254,7 +254,7 @@ func TestAStagingDirectoryIsCheckedAtTheStart(t *testing.T) {
 		if err := unix.Mount("tmpfs", full, "tmpfs", 0, "size=1m"); err != nil {
 			t.Fatal(err)
 		}
-		defer unix.Unmount(full, 0)
+		defer func() { _ = unix.Unmount(full, 0) }()
 		w.mounts = mounts(t)
 		for dir, says := range map[string]string{
 			filepath.Join(base, "nothing"): "no such file",

@@ -129,7 +129,7 @@ func (s *soak) killCriu(random *rand.Rand) {
 
 func (s *soak) killWaiting(criu *proc.Process, serverToo bool) bool {
 	args := strings.Split(commandLine(criu.PID), " ")
-	server := 0
+	var server int
 	switch {
 	case len(args) < 2 || args[1] != "dump" && worksIn(criu.PID, filepath.Join(s.dir, "cpu-")):
 		return false // a swrk does not show whether it dumps or restores

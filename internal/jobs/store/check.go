@@ -160,7 +160,8 @@ func checkFile(ctx context.Context, root *os.Root, want File, all bool, read fun
 	}
 	sum := crc32.New(castagnoli)
 	buffer := make([]byte, min(pieceBytes, want.Bytes+1))
-	for n := 0; err == nil; {
+	for err == nil {
+		var n int
 		n, err = f.Read(buffer)
 		sum.Write(buffer[:n])
 		read(n)

@@ -50,7 +50,7 @@ func newMemory(seed uint64, chunks int) memory {
 	m := make(memory, chunks)
 	for i := range m {
 		m[i] = make([]byte, pages.ChunkSize)
-		random.Read(m[i])
+		_, _ = random.Read(m[i])
 	}
 	return m
 }

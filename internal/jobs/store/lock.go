@@ -127,7 +127,7 @@ func (s *Store) breakLock() (*flock.Flock, error) {
 	}
 	lock := newLock(path)
 	locked, err := lock.TryLock()
-	if err == nil && !(locked && IsCurrent(lock)) {
+	if err == nil && (!locked || !IsCurrent(lock)) {
 		err = fmt.Errorf("%w: another program is taking it over", ErrBusy)
 	}
 	if err != nil {

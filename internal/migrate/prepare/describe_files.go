@@ -97,7 +97,7 @@ func (fs *files) add(pid int) error {
 	}
 	dir := filepath.Join("/proc", strconv.Itoa(pid))
 	for _, name := range []string{"cwd", "root"} {
-		fs.look(filepath.Join(dir, name), pid, mounts)
+		_, _ = fs.look(filepath.Join(dir, name), pid, mounts) // of a process that has ended there is none
 	}
 	if err := fs.addMapped(pid, dir, mounts); err != nil {
 		return err
