@@ -7,7 +7,6 @@ import (
 	"runtime"
 	"strings"
 	"testing"
-	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -39,13 +38,17 @@ func (p *borrowable) wantWaiting(t *testing.T, parked Parked) {
 	p.wantInWait(t, parked)
 }
 
+// waits is what /proc/PID/task/TID/syscall begins with for a thread that waits parked.
+func (p Parked) waits() string {
+	return fmt.Sprintf("%d %#x 0x80 ", unix.SYS_FUTEX, p.Instruction&^3)
+}
+
 func (p *borrowable) wantInWait(t *testing.T, parked Parked) {
 	t.Helper()
-	call := fmt.Sprintf("%d %#x 0x80 ", unix.SYS_FUTEX, parked.Instruction&^3)
 	for _, thread := range parked.Threads {
 		eventually(t, fmt.Sprintf("thread %d waits", thread.TID), func() bool {
 			data, err := os.ReadFile(fmt.Sprintf("/proc/%d/task/%d/syscall", p.PID, thread.TID))
-			return err == nil && strings.HasPrefix(string(data), call)
+			return err == nil && strings.HasPrefix(string(data), parked.waits())
 		})
 	}
 }
@@ -131,14 +134,19 @@ func TestAThreadThatIsNotParkedRunsOn(t *testing.T) {
 	const compute = len(jobs) - 1
 	// At times Go's scheduler has just told the thread to yield. It then waits for one that
 	// is parked, which is no fault of the parking, and is tried again.
-	for try := 1; ; try++ {
+	for runs := false; !runs; {
 		parked := p.park(t, p.tids()[compute])
 		before := p.rounds()
 		p.wantWaiting(t, parked)
-		runs := false
-		for deadline := time.Now().Add(20 * time.Second); !runs && time.Now().Before(deadline); time.Sleep(time.Millisecond) {
+		eventually(t, "the thread runs on, or has yielded", func() bool {
 			runs = p.rounds()[compute] > before[compute]+2
-		}
+			call, err := os.ReadFile(fmt.Sprintf("/proc/%d/task/%d/syscall", p.PID, p.tids()[compute]))
+			yielded := err == nil && strings.HasPrefix(string(call), fmt.Sprintf("%d ", unix.SYS_FUTEX))
+			if yielded && strings.HasPrefix(string(call), parked.waits()) {
+				t.Fatal("it was parked, too")
+			}
+			return runs || yielded
+		})
 		now := p.rounds()
 		if now[compute] = before[compute]; now != before {
 			t.Fatalf("others ran: %v, then %v", before, now)
@@ -147,12 +155,6 @@ func TestAThreadThatIsNotParkedRunsOn(t *testing.T) {
 		must(t, ReturnThreads(t.Context(), p.saved))
 		p.wantReturned(t)
 		p.goesOn(t)
-		if runs {
-			return
-		}
-		if try == 5 {
-			t.Fatal("it does not run")
-		}
 	}
 }
 

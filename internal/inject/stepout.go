@@ -224,7 +224,7 @@ func (l *loan) step(process *proc.Process, t *borrowedThread, most int, maps []*
 			return last
 		}
 		t.state = running
-		status, reported := awaitStep(t.TID)
+		status, reported := awaitStep(l.pid, t.TID)
 		if !reported {
 			return 0
 		}
@@ -275,16 +275,20 @@ func (r *registers) mayCall() bool {
 }
 
 // awaitStep waits for a thread to report its step. It gives up on one that waits in a system call.
-func awaitStep(tid int) (status unix.WaitStatus, reported bool) {
+func awaitStep(pid, tid int) (status unix.WaitStatus, reported bool) {
 	const atOnce, patience = 50, 10_000
-	for try := range patience {
+	for tries, waits := 0, 0; waits < patience; tries++ {
 		status, reported, err := waitNoHang(tid)
 		if err != nil || reported {
 			return status, reported
 		}
-		if try > atOnce { // it has yet to get a CPU
-			time.Sleep(100 * time.Microsecond)
+		if tries <= atOnce {
+			continue
 		}
+		if stat, err := proc.ThreadStat(pid, tid); err != nil || stat.State != "R" { // else it has yet to get a CPU
+			waits++
+		}
+		time.Sleep(100 * time.Microsecond)
 	}
 	return 0, false
 }

@@ -33,7 +33,7 @@ type supervisor struct {
 	done    chan event              // of the action that takes time
 	cutOff  context.CancelCauseFunc // ends that action
 	giveUp  context.CancelCauseFunc // ends a begin, at the next point where nothing is lost
-	signals *job.Signals
+	signals <-chan job.Got
 	kept    []unix.Signal // those that came before the job was here
 	told    unix.Signal   // the one that said that the job is to leave, or not to come
 	asking  unix.Signal   // the last one of --preempt
@@ -100,7 +100,7 @@ func Run(ctx context.Context, hook *hooks.Hook, o Options, signals *job.Signals)
 	if err := checkHere(ctx, c); err != nil {
 		return 0, err
 	}
-	s := &supervisor{core: c, starter: starter{lease: l}, checkpointer: checkpointer{core: c}, control: control{core: c}, signals: signals}
+	s := &supervisor{core: c, starter: starter{lease: l}, checkpointer: checkpointer{core: c}, control: control{core: c}, signals: signals.Take()}
 	defer func() { s.control.end(err) }()
 	if c.store, err = store.Open(o.Dir, store.OpenOptions{Takeover: o.Takeover, Codec: o.Compress, Log: c.hook.Log}); err != nil {
 		return 0, err
@@ -235,15 +235,14 @@ func (s *supervisor) next(ctx context.Context) event {
 		return e
 	case a := <-requests:
 		return s.request(a)
-	case got := <-s.signals.Got():
-		sig := got.(unix.Signal)
-		if slices.Contains(s.Preempt, sig) {
-			if sig == s.asking && time.Since(s.askedAt) < togetherTime {
+	case got := <-s.signals:
+		if slices.Contains(s.Preempt, got.Signal) {
+			if got.Signal == s.asking && got.At.Sub(s.askedAt) < togetherTime {
 				return s.next(ctx)
 			}
-			s.asking, s.askedAt = sig, time.Now()
+			s.asking, s.askedAt = got.Signal, got.At
 		}
-		return s.signalled(sig)
+		return s.signalled(got.Signal)
 	}
 	e := happened(life.Cancelled)
 	e.err = context.Cause(ctx)

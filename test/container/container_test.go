@@ -188,7 +188,12 @@ func TestASlowWatcherDoesNotPauseAContainerThatWasResumed(t *testing.T) {
 	onBoth(t, func(t *testing.T) {
 		host := testenv.NewHost(t, 1)
 		signalWatcher := func(name string) string { return testenv.Script(t, "pkill -"+name+" -f 'cucriu-hook watch '") }
-		host.UseFailpoint("dump.manifest=run " + signalWatcher("STOP") + "+kill")
+		// A thread of it that stops later may get the lock of the killed hook first, and keep it.
+		stopWatcher := testenv.Script(t, signalWatcher("STOP")+`
+for pid in $(pgrep -f 'cucriu-hook watch '); do
+	while cat /proc/$pid/task/*/status | grep '^State:' | grep -qv 'T (stopped)'; do sleep 0.05; done
+done`)
+		host.UseFailpoint("dump.manifest=run " + stopWatcher + "+kill")
 		container := host.StartContainer([]int{0}, 1)
 		container.Pause()
 		if run := container.TryCheckpoint(); run.Err == nil {

@@ -348,12 +348,11 @@ func (w *world) giveUpLate(t *testing.T, point string, killed bool) {
 		_ = unix.Kill(p.Outer, unix.SIGCONT)
 	}
 	t.Logf("%s, killed %v: cucriu recover: %s", point, killed, <-recovered)
-	time.Sleep(time.Second)
-	for _, p := range w.work.Copies() {
-		if p.Host == to && p.Held() == "" && len(testenv.NotEnding([]int{p.Outer})) > 0 {
-			t.Errorf("there is %v", p)
-		}
-	}
+	testenv.Eventually(t, testenv.Soon, "no copy runs on the destination", func() bool {
+		return !slices.ContainsFunc(w.work.Copies(), func(p hosts.Process) bool {
+			return p.Host == to && p.Held() == "" && len(testenv.NotEnding([]int{p.Outer})) > 0
+		})
+	})
 	for _, p := range frozen {
 		_ = unix.Kill(p.Outer, unix.SIGCONT)
 	}

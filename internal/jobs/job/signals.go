@@ -5,6 +5,7 @@ import (
 	"os/signal"
 	"runtime"
 	"slices"
+	"time"
 	"unsafe"
 
 	"golang.org/x/sys/unix"
@@ -62,8 +63,22 @@ func (s *Signals) PassTo(job *Job) {
 	}
 }
 
-// Got are the signals, for a starter that passes them on itself.
-func (s *Signals) Got() <-chan os.Signal { return s.got }
+// Got is a signal and when it came, which may be long before its receiver has time for it.
+type Got struct {
+	Signal unix.Signal
+	At     time.Time
+}
+
+// Take returns the signals, for a starter that passes them on itself. It is called once.
+func (s *Signals) Take() <-chan Got {
+	taken := make(chan Got, cap(s.got))
+	go func() {
+		for sig := range s.got {
+			taken <- Got{sig.(unix.Signal), time.Now()}
+		}
+	}()
+	return taken
+}
 
 // IsForGroup reports whether a terminal sends this signal to all processes of a job.
 func IsForGroup(sig os.Signal) bool { return slices.Contains(toGroup(), sig) }

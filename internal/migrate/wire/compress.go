@@ -109,5 +109,5 @@ func (t *adaptiveCodec) note(cost float64) {
 // waited for a processor.
 func (t *adaptiveCodec) cost() float64 {
 	sorted := slices.Sorted(slices.Values(t.costs))
-	return sorted[len(sorted)/2]
+	return sorted[(len(sorted)-1)/2]
 }
