@@ -11,7 +11,7 @@ import (
 // script returns a command that runs one of the scripts.
 func script(t *testing.T, name string, args ...string) *exec.Cmd {
 	t.Helper()
-	ctx, cancel := context.WithTimeout(t.Context(), 2*time.Minute)
+	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Minute)
 	t.Cleanup(cancel)
 	return exec.CommandContext(ctx, "./"+name, args...)
 }

@@ -74,7 +74,8 @@ func (s *snapshot) optionsOf(ctx context.Context, asked Asked) (Wanted, error) {
 	if pid := s.connected(); pid != 0 {
 		o.TCPEstablished = true
 		w.add("--tcp-established", fmt.Sprintf("process %d has TCP connections", pid), "")
-		ctx, cancel := context.WithTimeout(ctx, 5*time.Second)
+		// Somebody may hold iptables' lock. What is not known in time is left to criu, which fails without a lock.
+		ctx, cancel := context.WithTimeout(ctx, 10*time.Second)
 		defer cancel()
 		if missing := workingIptables(ctx); missing != "" {
 			o.NetworkLock = w.networkLock(ctx, asked.Criu, missing)
@@ -230,6 +231,9 @@ func (w *Wanted) networkLock(ctx context.Context, criu, missing string) (method 
 	if criuutil.HasFeature(ctx, criu, "network_lock_nftables") {
 		w.add("--network-lock nftables", missing, "")
 		return "nftables"
+	}
+	if ctx.Err() != nil {
+		return ""
 	}
 	w.add("--network-lock skip", missing+", and criu has no nftables", riskOfSkip)
 	return "skip"

@@ -58,7 +58,7 @@ func (c *cell) run() string {
 		if c.helps { // the dump succeeds, also on a busy machine
 			lock, checkpoint = "60s", "30s"
 		}
-		c.host.Setenv("CUCRIU_CONFIG", c.host.Config("version: 1\nlock: {timeout: "+lock+", try: 1s}\ncheckpoint: {timeout: "+checkpoint+"}\nrestore: {timeout: 2s}\n"))
+		c.host.Setenv("CUCRIU_CONFIG", c.host.Config("version: 1\nlock: {timeout: "+lock+", try: 1s}\ncheckpoint: {timeout: "+checkpoint+"}\nrestore: {timeout: 4s}\n"))
 	}
 	if c.moment != nil {
 		c.host.Faults(c.slow...)

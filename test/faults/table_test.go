@@ -257,11 +257,11 @@ func back(prefix, point string, scene scene, without map[fault]string) []row {
 		{"fill", "", []fault{continued, imagesGone}},
 		{"trace", "", []fault{continued}},
 		{"free memory", "", []fault{continued}},
-		{"restore", "restore delay 5s times 2", []fault{continued, calledTwice, otherDump}},
+		{"restore", "restore delay 8s times 2", []fault{continued, calledTwice, otherDump}},
 		{"release", "", []fault{continued}},
 		{"unpark", "", []fault{continued}},
 		{"continue", "", []fault{continued}},
-		{"unlock", "unlock delay 5s times 2", []fault{calledTwice, otherDump}},
+		{"unlock", "unlock delay 8s times 2", []fault{calledTwice, otherDump}},
 		{"others", "", nil},
 	} {
 		r := row{name: prefix + step.name, scene: scene, point: point + step.name, midStage: true, also: step.also, without: without}

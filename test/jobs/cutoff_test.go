@@ -8,6 +8,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"cucriu/internal/jobs/inside"
+	"cucriu/internal/proc"
 	"cucriu/internal/testenv"
 )
 
@@ -37,6 +38,10 @@ func TestAPauseThatIsCutOff(t *testing.T) {
 				})
 				if test.killInside {
 					_ = a.super.Process.Signal(unix.SIGSTOP) // it notices nothing
+					testenv.Eventually(t, testenv.Soon, "the supervisor is stopped", func() bool {
+						stopped, err := proc.Stopped(a.super.Process.Pid)
+						return err == nil && stopped
+					})
 					for _, pid := range running(inside.Command) {
 						_ = unix.Kill(pid, unix.SIGKILL)
 					}
