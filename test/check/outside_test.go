@@ -261,10 +261,10 @@ func TestTheNetworkLockIsOneThatWorksHere(t *testing.T) {
 		testenv.NeedsTCP(t)
 		host := testenv.NewHost(t, 1)
 		job := startNeedy(t, host, `exec 5<>/dev/tcp/127.0.0.1/PORT; `)
-		programs := func(status string) string {
+		programs := func(does string) string {
 			dir := t.TempDir()
 			for _, name := range []string{"iptables", "iptables-restore"} {
-				testenv.WriteFile(t, filepath.Join(dir, name), "#!/bin/sh\nexit "+status+"\n")
+				testenv.WriteFile(t, filepath.Join(dir, name), "#!/bin/sh\n"+does+"\n")
 				if err := os.Chmod(filepath.Join(dir, name), 0o700); err != nil {
 					t.Fatal(err)
 				}
@@ -276,9 +276,10 @@ func TestTheNetworkLockIsOneThatWorksHere(t *testing.T) {
 		for _, test := range []struct {
 			name, iptables, criu, lock string
 		}{
-			{"iptables that works", "0", testenv.Criu(t), ""},
-			{"iptables that does not work", "4", testenv.Criu(t), "nftables"},
-			{"neither", "4", withoutNftables, "skip"},
+			{"iptables that works", "exit 0", testenv.Criu(t), ""},
+			{"iptables that does not work", "exit 4", testenv.Criu(t), "nftables"},
+			{"neither", "exit 4", withoutNftables, "skip"},
+			{"iptables that somebody has locked", `case "$*" in *"-S INPUT") exec sleep 1000; esac`, withoutNftables, ""},
 		} {
 			if test.lock == "nftables" && !nftables {
 				test.lock = "skip"
