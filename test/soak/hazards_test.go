@@ -38,14 +38,30 @@ func (s *soak) endanger(random *rand.Rand, stop <-chan struct{}) {
 		case n < 12 && s.has("delay"):
 			s.delay(random)
 		case n > 11 && s.has("continue"):
-			j := s.jobs[random.IntN(len(s.jobs))]
-			if !j.cuda() || j.inCriusHands() {
-				break
+			if j := s.jobs[random.IntN(len(s.jobs))]; j.cuda() {
+				s.continueFromOutside(j)
 			}
-			s.note("SIGCONT from outside to job %s", j.name)
-			j.continueAll()
 		}
 	}
+}
+
+// continueFromOutside continues a job, unless it is in criu's hands. No criu takes it meanwhile.
+func (s *soak) continueFromOutside(j *job) {
+	for _, pid := range testenv.Running("criu") {
+		isBeingCreated := slices.ContainsFunc(s.jobs, func(j *job) bool { return slices.Contains(j.pids, pid) })
+		criu, err := proc.Open(pid)
+		if err != nil || isBeingCreated {
+			continue
+		}
+		defer criu.Close()
+		_ = proc.Stop(s.t.Context(), criu)
+		defer func() { _ = criu.Signal(unix.SIGCONT) }()
+	}
+	if j.inCriusHands() {
+		return
+	}
+	s.note("SIGCONT from outside to job %s", j.name)
+	j.continueAll()
 }
 
 // delay makes one call of the driver take long, sometimes longer than lock.timeout.

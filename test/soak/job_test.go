@@ -369,9 +369,15 @@ func (j *job) criu(verb, images string, args ...string) []string {
 	return append([]string{verb, "--no-default-config", "-D", images, "-o", verb + ".log", "-v4", "--action-script", j.host.HookBin}, args...)
 }
 
-// inCriusHands reports whether criu traces or creates a process of the job.
+// inCriusHands reports whether criu traces or creates a process of the job, or was killed during a dump
+// or restore of it that nobody has recovered yet: its code may be in the job then.
 func (j *job) inCriusHands() bool {
-	return slices.ContainsFunc(j.pids, func(pid int) bool {
+	sessions, err := journal.List(j.host.RunDir)
+	left := err != nil || slices.ContainsFunc(sessions, func(s *journal.Session) bool {
+		isOfJob := slices.ContainsFunc(s.Members, func(m journal.Member) bool { return slices.Contains(j.pids, m.PID) })
+		return isOfJob && s.Outcome == "" && s.Kind != journal.KindSuspend && testenv.ProcessName(s.Criu.PID) != "criu"
+	})
+	return left || slices.ContainsFunc(j.pids, func(pid int) bool {
 		status, err := proc.ReadStatus(pid)
 		return err == nil && (testenv.ProcessName(status.TracerPID) == "criu" || testenv.ProcessName(pid) == "criu")
 	})
