@@ -11,7 +11,7 @@
 //     while criu works on it.
 //   - The criu that restores the job without CUDA is not killed: such a restore has no
 //     journal, and what criu has created waits for criu for ever.
-//   - A process that criu traces is not continued: criu does not notice the stop that
+//   - A process that criu traces, or in which it was killed, is not continued: criu does not notice the stop that
 //     a SIGCONT then causes. Its dump fails, its restore waits for ever, and rarely the
 //     process dies. The job without CUDA is never continued, because criu may seize it
 //     at any moment.
