@@ -59,8 +59,8 @@ const limits = `
   for about a millisecond, and rarely (1 of 90 kills) for as long as that code is in the process.
 - CRIU waits forever for a process that is killed while it runs CRIU's own code. Kill that CRIU, and the watcher resumes
   the others.
-- CRIU does not expect a SIGCONT for a process that it has seized: its dump fails, and its restore may wait forever. Kill
-  that CRIU, and the watcher does the rest.
+- CRIU does not expect a SIGCONT for a process that it has seized: its dump fails, its restore may wait forever, and rarely
+  the process dies. Kill that CRIU, and the watcher does the rest.
 - While cucriu borrows a thread for a system call (a few milliseconds), a SIGCONT from outside together with a SIGKILL of the
   borrower makes the thread continue behind that call, and the job may die.
 `
