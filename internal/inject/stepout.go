@@ -234,7 +234,7 @@ func (l *loan) step(process *proc.Process, t *borrowedThread, most int, maps []*
 		}
 		t.state, last = returned, status // in a stop, and not in one where registers may be put back
 		l.at("step")
-		if !isEventStop(status) && status.StopSignal() != unix.SIGTRAP && stopToDeliver(status) == 0 {
+		if sig := unix.Signal(toDeliver(status)); sig != 0 && sig != unix.SIGTRAP && sig != unix.SIGSTOP {
 			return last
 		}
 		if isCall && over() { // whoever waits is woken by a system call
@@ -255,8 +255,8 @@ func singleStep(tid, deliver int) error {
 // surplus one of [proc.Stop], and the thread is stepped on in the group-stop. The trap of a step, and the
 // signal of an instruction that faulted and is to be executed again later, are not delivered.
 func stopToDeliver(status unix.WaitStatus) int {
-	if !isEventStop(status) && status.StopSignal() == unix.SIGSTOP {
-		return int(unix.SIGSTOP)
+	if sig := toDeliver(status); sig == int(unix.SIGSTOP) {
+		return sig
 	}
 	return 0
 }

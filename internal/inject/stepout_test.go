@@ -50,39 +50,47 @@ func (p *borrowable) stepOn(t *testing.T) (moved int) {
 	return moved
 }
 
-// TestAStopOfASteppedThreadIsNotLost, and does not end the steps: [proc.Stop] may have sent a surplus one.
+// TestAStopOfASteppedThreadIsNotLost, and does not end the steps: [proc.Stop] may have sent a surplus one. Nor does
+// the SIGCONT of a logout after it.
 func TestAStopOfASteppedThreadIsNotLost(t *testing.T) {
 	t.Parallel()
 	p := startBorrowable(t)
 	compute := p.tids()[len(jobs)-1]
-	const most, stopped = 3000, 100
-	for steps := 0; steps < most; {
-		parked := p.park(t)
-		p.wantWaiting(t, parked)
-		only := func(_ *proc.Process, threads []savedThread, _ []*procfs.ProcMap) []int {
-			return []int{slices.IndexFunc(threads, func(s savedThread) bool { return s.TID == compute })}
-		}
-		steps = 0
-		at := func(reached string) {
-			if reached != "step" {
-				return
+	only := func(_ *proc.Process, threads []savedThread, _ []*procfs.ProcMap) []int {
+		return []int{slices.IndexFunc(threads, func(s savedThread) bool { return s.TID == compute })}
+	}
+	const most, stops, continues = 3000, 100, 200
+	for _, isContinued := range []bool{false, true} {
+		for steps := 0; steps < most; { // it is at a system call at times
+			parked := p.park(t)
+			p.wantWaiting(t, parked)
+			steps = 0
+			_, err := stepOutIn(t.Context(), p.PID, most, only, func() bool { return false }, p.saved, func(reached string) {
+				if reached != "step" {
+					return
+				}
+				switch steps++; {
+				case steps == stops:
+					must(t, unix.Tgkill(p.PID, compute, unix.SIGSTOP))
+				case steps == continues && isContinued:
+					must(t, p.Signal(unix.SIGCONT))
+				}
+			})
+			must(t, err)
+			for _, signalled := range []int{stops, continues} {
+				if steps >= signalled && steps < signalled+10 {
+					t.Fatalf("it was stepped %d times", steps)
+				}
 			}
-			if steps++; steps == stopped {
-				must(t, unix.Tgkill(p.PID, compute, unix.SIGSTOP))
+			if steps < stops || steps > continues && isContinued {
+				p.wantInWait(t, parked)
+				p.stop(t)
 			}
+			must(t, proc.WaitStopped(t.Context(), p.Process))
+			must(t, ReturnThreads(t.Context(), p.saved))
+			p.wantReturned(t)
+			p.goesOn(t)
 		}
-		_, err := stepOutIn(t.Context(), p.PID, most, only, func() bool { return false }, p.saved, at)
-		must(t, err)
-		if steps > stopped && steps < stopped+10 {
-			t.Fatalf("it was stepped %d times", steps)
-		}
-		if steps < stopped { // it was at a system call, as it is at times
-			p.stop(t)
-		}
-		must(t, proc.WaitStopped(t.Context(), p.Process))
-		must(t, ReturnThreads(t.Context(), p.saved))
-		p.wantReturned(t)
-		p.goesOn(t)
 	}
 }
 

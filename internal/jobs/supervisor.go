@@ -33,7 +33,7 @@ type supervisor struct {
 	done    chan event              // of the action that takes time
 	cutOff  context.CancelCauseFunc // ends that action
 	giveUp  context.CancelCauseFunc // ends a begin, at the next point where nothing is lost
-	signals <-chan job.Got
+	signals <-chan job.Received
 	kept    []unix.Signal // those that came before the job was here
 	told    unix.Signal   // the one that said that the job is to leave, or not to come
 	asking  unix.Signal   // the last one of --preempt

@@ -26,6 +26,12 @@ func Script(t testing.TB, body string) string {
 	return path
 }
 
+// WaitsForGo writes a script that makes the file reached in a directory, and waits there for the file go.
+func WaitsForGo(t testing.TB, dir string) string {
+	t.Helper()
+	return Script(t, "cd "+dir+" && touch reached && until [ -e go ]; do sleep 0.05; done")
+}
+
 // CaughtWriting reports whether an image was made while the job was writing one of its
 // files. Such an image cannot be restored once the job has gone on and renamed that file.
 func CaughtWriting(t testing.TB, images string) bool {

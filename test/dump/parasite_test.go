@@ -17,7 +17,7 @@ func TestCriuIsKilledWhileItsCodeIsInTheJob(t *testing.T) {
 	testenv.Isolated(t, func(t *testing.T) {
 		host := testenv.NewHost(t, 1)
 		job := host.Start(1, "--spin", "event-sync", "--threads", "3")
-		for killed := 0; killed < 3; { // whether the thread is caught there is a race
+		for killed := 0; killed < 5; { // whether the thread is caught there is a race
 			if killedInTheJob(t, host, job) {
 				killed++
 			}

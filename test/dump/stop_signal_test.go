@@ -2,7 +2,6 @@ package dump
 
 import (
 	"bufio"
-	"fmt"
 	"path/filepath"
 	"strings"
 	"syscall"
@@ -22,7 +21,7 @@ func TestCtrlZWaitsUntilTheJobIsNotHeld(t *testing.T) {
 				host := testenv.NewHost(t, 1)
 				job := host.Start(1)
 				marks := t.TempDir()
-				wait := "run " + testenv.Script(t, fmt.Sprintf("cd %s && touch reached && while ! [ -e go ]; do sleep 0.05; done", marks))
+				wait := "run " + testenv.WaitsForGo(t, marks)
 				args, point := []string{"dump", "-t", job.Root(), "-D", testenv.NewImages(t), "-R"}, "dump.manifest"
 				switch command {
 				case "restore":

@@ -1,7 +1,6 @@
 package jobs
 
 import (
-	"fmt"
 	"path/filepath"
 	"strconv"
 	"testing"
@@ -22,7 +21,7 @@ func TestAProcessHasOneSessionWhoeverLooks(t *testing.T) {
 		t.Run(test.name, func(t *testing.T) {
 			testenv.Simulated(t, func(t *testing.T) {
 				marks := t.TempDir()
-				wait := testenv.Script(t, fmt.Sprintf("cd %s && touch reached && while ! [ -e go ]; do sleep 0.05; done", marks))
+				wait := testenv.WaitsForGo(t, marks)
 				host := testenv.NewHost(t, 1)
 				host.UseFailpoint(test.point + "=run " + wait)
 				second := host.For(t)

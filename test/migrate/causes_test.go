@@ -180,7 +180,7 @@ func TestAMigrationWaitsForADumpOrSaysSo(t *testing.T) {
 		w := newWorld(t, "cuda")
 		marks := t.TempDir()
 		w.from.Setenv("CUCRIU_FAILPOINT_MARKS", marks)
-		w.from.UseFailpoint("dump.copy=run " + testenv.Script(t, fmt.Sprintf("cd %s && touch reached && while ! [ -e go ]; do sleep 0.05; done", marks)))
+		w.from.UseFailpoint("dump.copy=run " + testenv.WaitsForGo(t, marks))
 		dump := w.from.Command(t.Context(), "cucriu", "dump", "-t", w.work.Root(), "-D", "/tmp/images", "--leave-running")
 		if err := dump.Start(); err != nil {
 			t.Fatal(err)

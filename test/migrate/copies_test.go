@@ -125,7 +125,7 @@ func TestWhoIsKilledLeavesNothingInTheWay(t *testing.T) {
 		c := newCopied(t)
 		killed := func() {
 			marks := t.TempDir()
-			stop := testenv.Script(t, fmt.Sprintf("touch %[1]s/reached; while ! [ -e %[1]s/go ]; do sleep 0.05; done", marks))
+			stop := testenv.WaitsForGo(t, marks)
 			ended := make(chan struct{})
 			go func() {
 				defer close(ended)

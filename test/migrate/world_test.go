@@ -125,7 +125,7 @@ func (w *world) begin(t *testing.T, point, actions string, flags ...string) *mig
 	t.Helper()
 	m := &migration{t: t, from: w.from, to: w.to, ended: make(chan struct{}), marks: w.t.TempDir()}
 	if actions == "" {
-		actions = "run " + testenv.Script(w.t, fmt.Sprintf("cd %s && touch reached && while ! [ -e go ]; do sleep 0.05; done", m.marks))
+		actions = "run " + testenv.WaitsForGo(w.t, m.marks)
 	}
 	for _, h := range w.Hosts() {
 		h.Setenv("CUCRIU_FAILPOINT_MARKS", m.marks)

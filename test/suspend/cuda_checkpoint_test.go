@@ -346,7 +346,7 @@ func TestASuspendThatComesTooLateLetsCudaCheckpointRestore(t *testing.T) {
 		cudaCheckpoint(t, host, 0, "", "--toggle", "--pid", job.Root())
 
 		marks := t.TempDir()
-		host.UseFailpoint("suspend.lock=run " + testenv.Script(t, fmt.Sprintf("cd %s && touch reached && while ! [ -e go ]; do sleep 0.05; done", marks)))
+		host.UseFailpoint("suspend.lock=run " + testenv.WaitsForGo(t, marks))
 		suspend := host.CucriuCommand("suspend", "-p", job.Root())
 		if err := suspend.Start(); err != nil {
 			t.Fatal(err)

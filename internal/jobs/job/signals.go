@@ -63,18 +63,18 @@ func (s *Signals) PassTo(job *Job) {
 	}
 }
 
-// Got is a signal and when it came, which may be long before its receiver has time for it.
-type Got struct {
+// Received is a signal and when it came, which may be long before somebody has time for it.
+type Received struct {
 	Signal unix.Signal
 	At     time.Time
 }
 
 // Take returns the signals, for a starter that passes them on itself. It is called once.
-func (s *Signals) Take() <-chan Got {
-	taken := make(chan Got, cap(s.got))
+func (s *Signals) Take() <-chan Received {
+	taken := make(chan Received, cap(s.got))
 	go func() {
 		for sig := range s.got {
-			taken <- Got{sig.(unix.Signal), time.Now()}
+			taken <- Received{sig.(unix.Signal), time.Now()}
 		}
 	}()
 	return taken
