@@ -59,6 +59,7 @@ func BringBack(ctx context.Context, driver *cudackpt.Driver, s *session.Session,
 		{Name: "unpark", Do: b.unpark},
 		{Name: "continue", Do: b.letRun},
 		{Name: "unlock", Do: b.unlockTargets},
+		{Name: "open", Do: b.openGates},
 		{Name: "release", Do: b.release},
 		{Name: "others", Do: b.letOthersRun},
 		{Name: "pause", Do: b.pause},
@@ -76,6 +77,8 @@ func (b *wayBack) restoreState(ctx context.Context) error {
 		{Name: "trace", Do: b.trace},
 		{Name: StepRestoreGPU, Do: func(context.Context) error { return b.restore(ctx) }}, // its parts have timeouts of their own
 		{Name: "release", Do: b.release},
+		{Name: "move", Do: b.moveBack},
+		{Name: "hold", Do: b.holdAgain},
 	})
 }
 

@@ -28,10 +28,16 @@ func (s *Suspension) Lock(ctx context.Context) error {
 			return err
 		}
 	}
+	if s.Session != nil { // else an operator locks, which goes no further
+		s.prepareAgents(ctx)
+	}
 	if err := s.lockAll(ctx); err != nil {
 		return err
 	}
 	if err := s.measure(ctx); err != nil {
+		return err
+	}
+	if err := s.letCallsEnd(ctx); err != nil {
 		return err
 	}
 	return ReleaseThreads(ctx, s.tracer, stoppedBefore(s.Targets))
@@ -199,7 +205,7 @@ func (l *locking) ask(ctx context.Context, t *Target) {
 		soonest := time.After(min(leastTry, try))
 		answer := lockAnswer{Target: t}
 		answer.err = l.Session.SpanOf(t.PID, "lock", func() (err error) {
-			answer.gotIt, err = t.CUDA.TryLock(call, try)
+			answer.gotIt, err = t.tryLock(call, try)
 			return err
 		})
 		if !answer.gotIt && answer.err == nil {
@@ -251,8 +257,7 @@ func (l *locking) awaitLocks(ctx context.Context) error {
 func (l *locking) unlockAllLocked(ctx context.Context) error {
 	locked := slices.DeleteFunc(slices.Clone(l.Targets), func(t *Target) bool { return !t.locked })
 	return Parallel(locked, func(t *Target) error {
-		t.locked = false
-		return t.CUDA.Unlock(context.WithoutCancel(ctx)) // past the deadline too
+		return t.unlock(context.WithoutCancel(ctx)) // past the deadline too
 	})
 }
 

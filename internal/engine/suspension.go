@@ -91,10 +91,9 @@ func (s *Suspension) Trace(ctx context.Context) error {
 		return err
 	}
 	return Parallel(s.Targets, func(t *Target) (err error) {
-		if t.Before, err = proc.ReadAddressSpace(t.PID); err != nil {
+		if err := t.noteBefore(); err != nil {
 			return err
 		}
-		t.Member.PrivateBefore = proc.Total(t.Before.Private)
 		tid, err := t.CUDA.RestoreThreadID(ctx)
 		if err != nil {
 			return err

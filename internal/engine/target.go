@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"cucriu/cudackpt"
+	"cucriu/internal/agent"
 	"cucriu/internal/inject"
 	"cucriu/internal/journal"
 	"cucriu/internal/proc"
@@ -25,6 +26,7 @@ type Target struct {
 	prefault *prefault         // of a dump or suspend: makes the staging memory ready
 	Parked   *inject.Parked    // its parked threads; nil if it is held by its stop alone
 	Lent     *inject.Borrowed  // threads of it that drop its memory
+	agent    *agent.Agent      // the library in it; nil if the driver alone moves its memory
 }
 
 func CloseTargets(targets []*Target) {

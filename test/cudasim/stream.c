@@ -310,6 +310,17 @@ EXPORT CUresult cuStreamIsCapturing(CUstream s, int *out)
 	return CUDA_SUCCESS;
 }
 
+EXPORT CUresult cuThreadExchangeStreamCaptureMode(int *mode)
+{
+	static _Thread_local int own;
+	if (!mode || *mode < 0 || *mode > 2)
+		return CUDA_ERROR_INVALID_VALUE;
+	int before = own;
+	own = *mode;
+	*mode = before;
+	return CUDA_SUCCESS;
+}
+
 EXPORT CUresult cuStreamQuery(CUstream handle)
 {
 	uint64_t id, count;

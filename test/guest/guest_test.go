@@ -85,7 +85,7 @@ func TestAProgramSeesNoDifference(t *testing.T) {
 // TestEveryCLibraryHasWhatItNeeds: where a symbol is missing, the dynamic loader ends the program.
 func TestEveryCLibraryHasWhatItNeeds(t *testing.T) {
 	// Those of glibc 2.14 and of musl.
-	had := strings.Fields(`__errno_location accept4 bind calloc close connect dl_iterate_phdr fcntl free getenv geteuid getpid getsockopt listen malloc memcmp memcpy memmove
+	had := strings.Fields(`__errno_location accept4 bind calloc close connect dl_iterate_phdr fcntl free getenv geteuid madvise mmap munmap prctl syscall getpid getsockopt listen malloc memcmp memcpy memmove
 		memset nanosleep open poll pthread_mutex_lock pthread_mutex_unlock read recv recvmsg send sendmsg setsockopt shutdown sigfillset sigprocmask socket strcmp strncmp`)
 	file, err := elf.Open(library(t))
 	if err != nil {
@@ -179,5 +179,27 @@ func TestProgramsWithoutCUDA(t *testing.T) {
 		if out, err := cmd.CombinedOutput(); err != nil || strings.TrimSpace(string(out)) != "4" {
 			t.Errorf("%v: %v: %s", command, err, out)
 		}
+	}
+}
+
+// TestTheGuestMovesTheMemory out and back, and the driver has little to do.
+func TestTheGuestMovesTheMemory(t *testing.T) {
+	testenv.Parallel(t)
+	for _, memory := range []string{"vmm", "alloc"} {
+		t.Run(memory, func(t *testing.T) {
+			testenv.Isolated(t, func(t *testing.T) {
+				host := testenv.NewHost(t, 2, "--mib-per-gpu", "200")
+				size := "64"
+				if testenv.RealDriver() {
+					size = "4096"
+				}
+				job := host.StartUnder([]string{"/usr/bin/env", "LD_PRELOAD=" + library(t)}, 1, "--memory", memory, "--mib", size)
+				job.Runs()
+				images := host.Dump(job)
+				host.Restore(images)
+				job.Runs()
+				job.Check()
+			})
+		})
 	}
 }

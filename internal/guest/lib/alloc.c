@@ -1,5 +1,5 @@
 /*
- * alloc.c: cuMemAlloc of 512 MiB and more is made of parts, too. Beside each such memory the
+ * alloc.c: cuMemAlloc of 16 MiB and more is made of parts, too. Beside each such memory the
  * driver makes a small one, its companion, at the same moment and in the same context, and
  * gives it back first. So the driver itself says what is allowed now (in a capture, after an
  * error), waits for what it waits for, and knows whose the memory is.
@@ -101,7 +101,7 @@ CUresult cuMemAlloc_v2(CUdeviceptr *out, size_t size)
 
 	if (!driver_known())
 		return CUDA_ERROR_NOT_INITIALIZED;
-	if (driver_forked() || !out || size < LIMIT || driver.cuCtxGetDevice(&device) || !memory_is_ours(size, device))
+	if (driver_forked() || !out || size < LEAST || driver.cuCtxGetDevice(&device) || !memory_is_ours(size, device))
 		return driver.cuMemAlloc_v2(out, size);
 	CUresult r = driver.cuMemAlloc_v2(&companion, 1);
 	if (r || !allocate(out, size, device, companion))

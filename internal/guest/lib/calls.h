@@ -19,6 +19,8 @@
  *   cuMemSetAccess, cuMemUnmap     not of what cuMemAlloc has made
  *   cuPointerSetAttribute, and the copies and fills of memops.h
  *                                  SYNC_MEMOPS, which parts do not have (memops.c)
+ *   cuLaunchKernel, cuLaunchKernelEx, cuGraphLaunch, cuLaunchHostFunc
+ *                                  held back by the gate in programs that are linked with the driver, too (gate.c)
  *   cuGetProcAddress               as dlsym: the guest's functions in place of the driver's
  */
 #ifndef SERVED
@@ -60,9 +62,21 @@ SERVED(CUresult, cuMemSetAccess, CUdeviceptr at, size_t size, const struct acces
 	SERVED(CUresult, name, UNPACKED parameters)                                                                    \
 	SERVED(CUresult, name##_ptds, UNPACKED parameters)
 #include "memops.h"
+#define LAUNCH(name, parameters, arguments)                                                                                      \
+	SERVED(CUresult, name, UNPACKED parameters)                                                                    \
+	SERVED(CUresult, name##_ptsz, UNPACKED parameters)
+#include "launches.h"
 #undef UNPACKED
 SERVED(CUresult, cuGetProcAddress, const char *name, void **out, int version, uint64_t flags)
 SERVED(CUresult, cuGetProcAddress_v2, const char *name, void **out, int version, uint64_t flags, int *status)
+CALL(CUresult, cuCtxSetCurrent, CUcontext context)
+CALL(CUresult, cuMemHostAlloc, void **out, size_t size, unsigned flags)
+CALL(CUresult, cuMemFreeHost, void *at)
+CALL(CUresult, cuMemcpyDtoHAsync_v2, void *to, CUdeviceptr from, size_t size, void *stream)
+CALL(CUresult, cuMemcpyHtoDAsync_v2, CUdeviceptr to, const void *from, size_t size, void *stream)
+CALL(CUresult, cuStreamCreate, void **out, unsigned flags)
+CALL(CUresult, cuStreamDestroy_v2, void *stream)
+CALL(CUresult, cuThreadExchangeStreamCaptureMode, int *mode)
 CALL(CUresult, cuDeviceGetCount, int *out)
 CALL(CUresult, cuDeviceTotalMem_v2, size_t *out, CUdevice device)
 CALL(CUresult, cuDevicePrimaryCtxGetState, CUdevice device, unsigned *flags, int *active)

@@ -20,6 +20,7 @@ struct object {
 struct question {
 	const char *name;    /* of the wanted function; NULL: only the object is wanted */
 	const void *in;	     /* an address in the wanted object; NULL: any but this library */
+	unsigned flags;	     /* of the segment with that address */
 	const void *address; /* the answer */
 	const void *base;
 };
@@ -91,11 +92,11 @@ static const ElfW(Sym) *look_up(const struct object *o, const char *name)
 	return NULL;
 }
 
-static int holds(const struct dl_phdr_info *info, const void *address)
+static int holds(const struct dl_phdr_info *info, const void *address, unsigned flags)
 {
 	for (int i = 0; i < info->dlpi_phnum; i++) {
 		const ElfW(Phdr) *p = &info->dlpi_phdr[i];
-		if (p->p_type == PT_LOAD && (ElfW(Addr))address - (info->dlpi_addr + p->p_vaddr) < p->p_memsz)
+		if (p->p_type == PT_LOAD && (ElfW(Addr))address - (info->dlpi_addr + p->p_vaddr) < p->p_memsz && (p->p_flags & flags) == flags)
 			return 1;
 	}
 	return 0;
@@ -107,7 +108,7 @@ static int ask(struct dl_phdr_info *info, size_t size, void *data)
 	const void *here = (const void *)&ask;
 
 	(void)size;
-	if (q->in ? !holds(info, q->in) : holds(info, here))
+	if (q->in ? !holds(info, q->in, q->flags) : holds(info, here, 0))
 		return 0;
 	if (q->in)
 		for (int i = 0; i < info->dlpi_phnum; i++)
@@ -138,10 +139,13 @@ void *find_elsewhere(const char *name)
 	return (void *)q.address;
 }
 
-const void *find_base(const void *address)
+static const void *base_of(const void *address, unsigned flags)
 {
-	struct question q = {.in = address};
+	struct question q = {.in = address, .flags = flags};
 
 	dl_iterate_phdr(ask, &q);
 	return q.base;
 }
+
+const void *find_base(const void *address) { return base_of(address, 0); }
+const void *find_code(const void *address) { return base_of(address, PF_X); }

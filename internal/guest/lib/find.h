@@ -8,3 +8,5 @@ void *find_in(const void *base, const char *name);
 void *find_elsewhere(const char *name);
 /* Where the object with the code at ADDRESS is loaded, or NULL. */
 const void *find_base(const void *address);
+/* The same, if ADDRESS is in its code. */
+const void *find_code(const void *address);

@@ -21,6 +21,12 @@ struct driver {
 
 extern struct driver driver;
 
+/* What a program that is linked with the driver finds first. */
+#define CALL(result, name, ...)
+#define SERVED(result, name, ...) EXPORT result name(__VA_ARGS__);
+#include "calls.h"
+#undef CALL
+
 /* Is the driver known? Learns of one that the program is linked with. */
 bool driver_known(void);
 /* Is this a child that has forked from a process with memory here? The driver answers all its calls. */

@@ -8,15 +8,14 @@
 #include <fcntl.h>
 #include <poll.h>
 #include <pthread.h>
-#include <signal.h>
 #include <string.h>
 #include <sys/socket.h>
 #include <sys/un.h>
 #include <time.h>
 #include <unistd.h>
 
+#include "agent.h"
 #include "alloc.h"
-#include "find.h"
 
 #define MAGIC "cucriu\1"
 #define PREFIX "cucriu-guest-"
@@ -69,6 +68,7 @@ static struct answer export_part(unsigned long long number, size_t part, int *fd
 			CUresult r = driver.cuMemExportToShareableHandle(fd, m->parts[part], CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR, 0);
 			if (!r)
 				fcntl(*fd, F_SETFD, FD_CLOEXEC);
+			m->shared = m->shared || !r;
 			return (struct answer){r, memory_length(m, part)};
 		}
 	return (struct answer){CUDA_ERROR_INVALID_VALUE, 0};
@@ -202,23 +202,6 @@ static bool random_name(char *name, size_t size)
 	return done;
 }
 
-/* A program that uses CUDA has threads; the library itself can be loaded where there are none. */
-static bool start_a_thread(void *(*routine)(void *))
-{
-	int (*create)(pthread_t *, const pthread_attr_t *, void *(*)(void *), void *);
-	pthread_t thread;
-	sigset_t every, before;
-
-	*(void **)&create = find_elsewhere("pthread_create");
-	if (!create)
-		return false;
-	sigfillset(&every); /* the signals are for the program's own threads */
-	sigprocmask(SIG_SETMASK, &every, &before);
-	int failed = create(&thread, NULL, routine, NULL);
-	sigprocmask(SIG_SETMASK, &before, NULL);
-	return !failed;
-}
-
 static bool listen_for_others(void)
 {
 	struct sockaddr_un a;
@@ -233,7 +216,7 @@ static bool listen_for_others(void)
 		return false;
 	}
 	sockets[0] = (struct pollfd){.fd = s, .events = POLLIN};
-	if (!(listening = start_a_thread(server)))
+	if (!(listening = start_a_thread(server, NULL)))
 		close(s);
 	return listening;
 }
@@ -347,7 +330,7 @@ static CUresult open_handle(CUdeviceptr *out, const struct ipc *handle, unsigned
 	memcpy(&t, handle, sizeof t);
 	if (driver_forked() || !out || flags > 1 || memcmp(t.magic, MAGIC, sizeof t.magic) || t.part_size != PART)
 		return otherwise(out, *handle, flags);
-	if (t.asked < LIMIT || t.asked > 1ull << 46)
+	if (t.asked < LEAST || t.asked > 1ull << 46)
 		return CUDA_ERROR_INVALID_VALUE;
 	if (listening && !memcmp(t.name, own_name, sizeof t.name))
 		return CUDA_ERROR_INVALID_CONTEXT; /* not in the process that gave it out */

@@ -12,19 +12,17 @@
 #include <sys/types.h>
 #include <unistd.h>
 
+#include "agent.h"
 #include "find.h"
+#include "gate.h"
 #include "guest.h"
 
 struct driver driver;
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+static const void *driver_base;
 static int known; /* written under the lock, last */
 static pid_t process;
-
-#define CALL(result, name, ...)
-#define SERVED(result, name, ...) EXPORT result name(__VA_ARGS__);
-#include "calls.h"
-#undef CALL
 
 /* A function of the driver, and the guest's. */
 static const struct service {
@@ -47,6 +45,7 @@ static void in_a_child(void)
 {
 	lock = (pthread_mutex_t)PTHREAD_MUTEX_INITIALIZER;
 	ipc_in_a_child();
+	agent_in_a_child();
 	if (!parts_inherited())
 		process = getpid();
 }
@@ -67,6 +66,7 @@ static void learn(const void *function)
 	pthread_mutex_lock(&lock);
 	if (!known) {
 		driver = d;
+		driver_base = base;
 		process = getpid();
 		if (__register_atfork)
 			__register_atfork(NULL, NULL, in_a_child, &__dso_handle);
@@ -95,11 +95,12 @@ void *served(void *function)
 		return NULL;
 	if (!is_known())
 		learn(function);
-	if (is_known())
-		for (size_t i = 0; i < sizeof services / sizeof *services; i++)
-			if (theirs(&services[i]) == function)
-				return services[i].ours;
-	return function;
+	if (!is_known())
+		return function;
+	for (size_t i = 0; i < sizeof services / sizeof *services; i++)
+		if (theirs(&services[i]) == function)
+			return gated(services[i].ours);
+	return find_code(function) == driver_base ? gated(function) : function;
 }
 
 typedef void *(*lookup)(void *handle, const char *name);

@@ -1,34 +1,45 @@
 /*
- * parts.c: memory of 512 MiB and more is made of parts. The driver keeps a fabric object for
- * each allocation of that size which another GPU can reach, and loses it at a restore. It has
- * none for smaller ones. A program has one handle for all parts, and maps them one behind the
+ * parts.c: memory of 16 MiB and more is made of parts. The driver keeps a fabric object for
+ * each allocation of 512 MiB and more which another GPU can reach, and loses it at a restore.
+ * It has none for smaller ones, and what is made here can be taken away and made anew (agent.c). A program has one handle for all parts, and maps them one behind the
  * other, so that it sees no difference.
  */
-#include <pthread.h>
 #include <stdlib.h>
 #include <string.h>
 
+#include "agent.h"
+#include "gate.h"
 #include "parts.h"
 
 static struct memory *all;
-static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+static uint32_t lock; /* 1: taken, 2: and somebody waits. It is tried where glibc's could not be without newer symbols */
+
+bool parts_try(void)
+{
+	uint32_t none = 0;
+
+	return __atomic_compare_exchange_n(&lock, &none, 1, false, __ATOMIC_ACQUIRE, __ATOMIC_RELAXED);
+}
 
 bool parts_take(void)
 {
-	pthread_mutex_lock(&lock);
+	if (!parts_try())
+		while (__atomic_exchange_n(&lock, 2, __ATOMIC_ACQUIRE))
+			futex_wait(&lock, 2, NULL);
 	return true;
 }
 
 void parts_give(const bool *unused)
 {
 	(void)unused;
-	pthread_mutex_unlock(&lock);
+	if (__atomic_exchange_n(&lock, 0, __ATOMIC_RELEASE) == 2)
+		futex_wake(&lock);
 }
 
 bool parts_inherited(void)
 {
 	if (!all)
-		lock = (pthread_mutex_t)PTHREAD_MUTEX_INITIALIZER; /* another thread of the parent may have had it */
+		lock = 0; /* another thread of the parent may have had it */
 	return all;
 }
 
@@ -67,6 +78,8 @@ void memory_enter(struct memory *m)
 {
 	m->next = all;
 	all = m;
+	agent_counts((long long)m->size);
+	agent_start();
 }
 
 void memory_leave(struct memory *m)
@@ -76,6 +89,7 @@ void memory_leave(struct memory *m)
 	while (*p != m)
 		p = &(*p)->next;
 	*p = m->next;
+	agent_counts(-(long long)m->size);
 }
 
 struct memory *memory_first(void) { return all; }
@@ -112,10 +126,9 @@ struct memory *memory_new(size_t size, const struct properties *wanted)
 
 bool memory_is_ours(size_t size, CUdevice device)
 {
-	int gpus = 0;
 	size_t total = 0;
 
-	return size >= LIMIT && !driver.cuDeviceGetCount(&gpus) && gpus > 1 && !driver.cuDeviceTotalMem_v2(&total, device) && size <= total;
+	return size >= LEAST && !driver.cuDeviceTotalMem_v2(&total, device) && size <= total;
 }
 
 CUresult memory_create(struct memory **out, size_t size, const struct properties *wanted)
@@ -344,8 +357,10 @@ static CUresult make_whole(struct memory *m)
 	CUcontext context = NULL;
 	CUresult r;
 
-	if (m->count == 1)
+	if (m->count == 1) {
+		m->shared = true;
 		return CUDA_SUCCESS;
+	}
 	if (m->mappings && (driver.cuCtxGetCurrent(&context) || !context))
 		return CUDA_ERROR_INVALID_CONTEXT;
 	if ((r = driver.cuMemCreate(&whole, m->size, &m->wanted, 0)))
@@ -362,6 +377,7 @@ static CUresult make_whole(struct memory *m)
 	m->parts[0] = whole;
 	m->count = 1;
 	m->part_size = m->size;
+	m->shared = true;
 	return CUDA_SUCCESS;
 }
 

@@ -5,8 +5,10 @@
 #ifndef PART /* the tests take less */
 #define PART (256ull << 20)
 #endif
+#ifndef LEAST /* what is smaller stays as it is */
+#define LEAST (16ull << 20)
+#endif
 #define STEP (2ull << 20) /* of the sizes that the driver takes for a part */
-#define LIMIT (2 * PART)  /* from which on the driver makes a fabric object */
 
 /* Memory is mapped as a whole: the driver refuses anything else. */
 struct mapping {
@@ -31,6 +33,12 @@ struct memory {
 	size_t asked;
 	bool synchronous; /* SYNC_MEMOPS is set: memops.c */
 	bool ending;	  /* a thread gives it back */
+	bool shared;	  /* other processes may have it, or other memory of the driver's be tied to it */
+	/* Of memory that the agent moves to the host and back: agent.c. */
+	bool moving, out;
+	size_t staged; /* where its copy is */
+	struct access access[64];
+	size_t access_count;
 	/* Of ordinary memory that another process has opened, on both sides: ipc.c. */
 	char owner[24];
 	unsigned long long number;
@@ -49,6 +57,7 @@ struct memory {
 	ALONE
 
 bool parts_take(void);
+bool parts_try(void); /* false: another thread has them */
 void parts_give(const bool *unused);
 
 /* Only what another GPU may reach is worth parts, and what there can be: they are taken one by one. */

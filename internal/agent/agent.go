@@ -1,0 +1,261 @@
+// Package agent tells the guest, the library that cucriu run --guest loads into a job, to move the memory of
+// the GPUs to the host and back. The library's side is internal/guest/lib/agent.c.
+//
+// All that is read here is the job's own, which may be hostile: nothing is believed that the
+// driver, the kernel or an image does not also say.
+package agent
+
+import (
+	"bytes"
+	"context"
+	"debug/elf"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"time"
+
+	"cucriu/internal/inject"
+	"cucriu/internal/proc"
+)
+
+// Command is what an agent is told.
+type Command uint32
+
+// The commands.
+const (
+	Prepare Command = iota + 1 // start threads, and take what they need
+	Close                      // hold calls to the driver back, before they begin
+	Open                       // let them begin
+	Out                        // copy the memory of the GPUs to the host, and free it
+	In                         // the way back
+	Finish                     // open, and end the threads
+)
+
+var names = map[Command]string{Prepare: "prepare", Close: "close", Open: "open", Out: "out", In: "in", Finish: "finish"}
+
+func (c Command) String() string { return names[c] }
+
+// State says where the memory is.
+type State uint32
+
+// The states.
+const (
+	Idle     State = iota
+	Prepared       // the memory is on the GPUs, and the threads are there
+	Emptied        // the memory is on the host
+)
+
+// Errors of a command that has changed nothing.
+var (
+	ErrBusy    = errors.New("a thread of the program was stopped in the library")
+	ErrNothing = errors.New("there is no memory to move")
+)
+
+// ResultError is a CUresult with which a command has failed.
+type ResultError struct {
+	Command Command
+	Result  int32
+}
+
+func (e *ResultError) Error() string {
+	return fmt.Sprintf("the library in the job (%v): CUDA error %d", e.Command, e.Result)
+}
+
+// mailbox is struct mailbox of agent.c.
+type mailbox struct {
+	Magic         [8]byte
+	Version       uint32
+	Command, Done uint32
+	Result        int32
+	State         State
+	Closed        uint32
+	Memory, Moved uint64
+}
+
+const (
+	symbol        = "cucriu_guest"
+	version       = 1
+	threadName    = "cucriu-guest"
+	commandOffset = 12
+)
+
+var magic = [8]byte{'c', 'u', 'c', 'r', 'i', 'u', 1}
+
+// Agent is the agent of a process.
+type Agent struct {
+	process *proc.Process
+	address uint64 // of the mailbox
+}
+
+// Find finds the agent of a process. Without one that it knows, it returns nil.
+func Find(process *proc.Process) (*Agent, error) {
+	mappings, err := proc.Mappings(process.PID)
+	if err != nil {
+		return nil, err
+	}
+	for _, m := range mappings {
+		name := strings.TrimSuffix(filepath.Base(m.Pathname), " (deleted)")
+		if m.Offset != 0 || !strings.HasPrefix(name, "guest") && !strings.HasPrefix(name, "small") || !strings.HasSuffix(name, ".so") {
+			continue
+		}
+		offset, err := mailboxIn(fmt.Sprintf("/proc/%d/map_files/%x-%x", process.PID, m.StartAddr, m.EndAddr))
+		if err != nil {
+			continue // another library
+		}
+		a := &Agent{process, uint64(m.StartAddr) + offset}
+		box, err := a.read()
+		if err != nil {
+			return nil, err
+		}
+		tids, err := a.threads(isOurs)
+		if err != nil || box.Magic != magic || box.Version != version || len(tids) == 0 {
+			return nil, err
+		}
+		return a, nil
+	}
+	return nil, nil
+}
+
+func mailboxIn(path string) (offset uint64, err error) {
+	file, err := os.Open(path)
+	if err != nil {
+		return 0, err
+	}
+	defer file.Close()
+	library, err := elf.NewFile(file)
+	if err != nil {
+		return 0, err
+	}
+	symbols, err := library.DynamicSymbols()
+	if err != nil {
+		return 0, err
+	}
+	for _, s := range symbols {
+		if s.Name == symbol {
+			return s.Value, nil
+		}
+	}
+	return 0, elf.ErrNoSymbols
+}
+
+func (a *Agent) read() (box mailbox, err error) {
+	data := make([]byte, binary.Size(box))
+	if err := a.process.ReadMemory(data, a.address); err != nil {
+		return box, err
+	}
+	return box, binary.Read(bytes.NewReader(data), binary.LittleEndian, &box)
+}
+
+// Memory returns how much memory the agent could move, in bytes.
+func (a *Agent) Memory() (uint64, error) {
+	box, err := a.read()
+	return box.Memory, err
+}
+
+// State returns where the memory is, and whether the gate is closed.
+func (a *Agent) State() (state State, closed bool, err error) {
+	box, err := a.read()
+	return box.State, box.Closed != 0, err
+}
+
+// patience is how long a command may go on without moving anything.
+const patience = 10 * time.Second
+
+// Do has the agent obey a command, which must be able to run. If an earlier one is under way, it waits for
+// that first. After an error other than those of a command it may yet be obeyed.
+func (a *Agent) Do(ctx context.Context, c Command) error {
+	box, err := a.await(ctx, c, func(box *mailbox) bool { return box.Done == box.Command })
+	if err != nil {
+		return err
+	}
+	command := (box.Done/16+1)*16 | uint32(c)
+	if err := a.process.WriteMemory(binary.LittleEndian.AppendUint32(nil, command), a.address+commandOffset); err != nil {
+		return err
+	}
+	if box.State == Idle && box.Closed == 0 {
+		if err := a.wake(ctx); err != nil {
+			return err
+		}
+	}
+	obeyed := func(box *mailbox) bool { return box.Done == command }
+	if c == Finish { // its threads may wait for work of the program's
+		obeyed = func(box *mailbox) bool { return box.Done == command || box.Closed == 0 }
+	}
+	if box, err = a.await(ctx, c, obeyed); err != nil {
+		return err
+	}
+	switch {
+	case box.Done != command || box.Result == 0:
+		return nil
+	case box.Result == -1:
+		return ErrBusy
+	case box.Result == -2:
+		return ErrNothing
+	}
+	return &ResultError{c, box.Result}
+}
+
+// await waits until the mailbox says what is waited for, as long as something moves.
+func (a *Agent) await(ctx context.Context, c Command, done func(*mailbox) bool) (mailbox, error) {
+	moved, since := uint64(0), time.Now()
+	for pause := 50 * time.Microsecond; ; pause = min(2*pause, time.Millisecond) {
+		box, err := a.read()
+		if err != nil || done(&box) {
+			return box, err
+		}
+		if box.Moved != moved {
+			moved, since = box.Moved, time.Now()
+		}
+		if time.Since(since) > patience {
+			return box, fmt.Errorf("the library in process %d did not answer within %v (%v)", a.process.PID, patience, c)
+		}
+		select {
+		case <-ctx.Done():
+			return box, fmt.Errorf("the library in process %d (%v): %w", a.process.PID, c, ctx.Err())
+		case <-time.After(pause): // there is no event for what another process writes
+		}
+	}
+}
+
+// wake has the agent look into its mailbox: a thread that has been traced begins its wait anew.
+func (a *Agent) wake(ctx context.Context) error {
+	tids, err := a.threads(isOurs)
+	if err != nil {
+		return err
+	}
+	tracer := inject.NewTracer()
+	err = tracer.Run(tids...)
+	return errors.Join(err, tracer.Release(ctx))
+}
+
+// Helpers returns the threads that a command needs while the program's own are stopped: the library's, and the
+// driver's. The gate holds whatever else has such a name.
+func (a *Agent) Helpers() ([]int, error) {
+	return a.threads(func(name string) bool { return isOurs(name) || strings.HasPrefix(name, "cuda") })
+}
+
+func isOurs(name string) bool { return name == threadName }
+
+func (a *Agent) threads(wanted func(name string) bool) ([]int, error) {
+	tids, err := proc.Threads(a.process.PID)
+	if err != nil {
+		return nil, err
+	}
+	var found []int
+	for _, tid := range tids {
+		stat, err := proc.ThreadStat(a.process.PID, tid)
+		if errors.Is(err, proc.ErrGone) {
+			continue
+		}
+		if err != nil {
+			return nil, err
+		}
+		if wanted(stat.Comm) {
+			found = append(found, tid)
+		}
+	}
+	return found, nil
+}

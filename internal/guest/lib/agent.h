@@ -1,0 +1,14 @@
+/* agent.h: the thread that obeys who dumps and restores the process. */
+#pragma once
+#include <stdbool.h>
+#include <stddef.h>
+
+/* There is memory that the agent could move. For who has the records for himself. */
+void agent_start(void);
+/* In a forked child there is no agent. */
+void agent_in_a_child(void);
+/* The memory in parts has grown, or become less. */
+void agent_counts(long long bytes);
+
+/* Starts a thread that takes no signals, and that nobody waits for. */
+bool start_a_thread(void *(*routine)(void *), void *argument);

@@ -1,0 +1,13 @@
+/* gate.h: holds calls to the driver back. */
+#pragma once
+#include <stdint.h>
+#include <time.h>
+
+/* A function with the same effect, which waits first while the gate is closed. */
+void *gated(void *function);
+void gate_close(void);
+void gate_open(void);
+
+/* These leave errno alone. */
+void futex_wait(uint32_t *word, uint32_t value, const struct timespec *most);
+void futex_wake(uint32_t *word);
