@@ -14,6 +14,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"regexp"
 	"strings"
 	"time"
 
@@ -81,6 +82,9 @@ const (
 	threadName    = "cucriu-guest"
 	commandOffset = 12
 )
+
+// drivers is how the driver names its threads. One of them is the restore thread.
+var drivers = regexp.MustCompile(`^cuda(-EvtHandlr|[0-9]+)$`)
 
 var magic = [8]byte{'c', 'u', 'c', 'r', 'i', 'u', 1}
 
@@ -234,7 +238,7 @@ func (a *Agent) wake(ctx context.Context) error {
 // Helpers returns the threads that a command needs while the program's own are stopped: the library's, and the
 // driver's. The gate holds whatever else has such a name.
 func (a *Agent) Helpers() ([]int, error) {
-	return a.threads(func(name string) bool { return isOurs(name) || strings.HasPrefix(name, "cuda") })
+	return a.threads(func(name string) bool { return isOurs(name) || drivers.MatchString(name) })
 }
 
 func isOurs(name string) bool { return name == threadName }

@@ -91,8 +91,11 @@ func (s *Suspension) letCallsEnd(ctx context.Context) error {
 		t.locked = false
 		return t.CUDA.Unlock(ctx)
 	})
+	if err != nil {
+		return err
+	}
 	time.Sleep(soon)
-	return err
+	return s.Session.Failpoint(ctx, string(s.Session.Kind)+".gated")
 }
 
 // MoveMemory has the libraries move the memory of the processes, which are stopped, to the host.
@@ -101,6 +104,8 @@ func (s *Suspension) MoveMemory(ctx context.Context) error {
 	if len(guests) == 0 {
 		return nil
 	}
+	ctx, cancel := context.WithTimeout(ctx, s.Config.Checkpoint.Timeout)
+	defer cancel()
 	if err := s.prove(ctx, guests); errors.Is(err, errInCall) {
 		s.Log.Info("the driver moves the memory of the job, which is slower", "reason", err)
 		return s.doWithoutAgents(ctx)
@@ -128,7 +133,7 @@ func (s *Suspension) MoveMemory(ctx context.Context) error {
 			} else if err != nil { // nothing was changed
 				s.Log.Info("the driver moves the memory of a process, which is slower", "pid", t.PID, "reason", err)
 			}
-			if err := s.Session.Failpoint(ctx, "dump.moved"); err != nil {
+			if err := s.Session.Failpoint(ctx, string(s.Session.Kind)+".moved"); err != nil {
 				return err
 			}
 			got, err := t.CUDA.TryLock(ctx, s.Config.Lock.Try)
@@ -240,7 +245,7 @@ func (b *wayBack) moveBack(ctx context.Context) error {
 			if err != nil {
 				return err
 			}
-			if err := b.Failpoint(ctx, string(b.Kind)+".back.move"); err != nil {
+			if err := b.Failpoint(ctx, string(b.Kind)+".back.moving"); err != nil {
 				return err
 			}
 			err = b.SpanOf(t.PID, "move in", func() error { return a.Do(ctx, agent.In) })

@@ -13,6 +13,7 @@
 #include <signal.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/prctl.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 
@@ -71,7 +72,7 @@ static CUresult lock(const struct sim_command *c, const struct fault_plan *plan)
 	uint64_t deadline = now_ns() + (uint64_t)c->timeout_ms * 1000000u;
 	gate_close();
 	midway(plan);
-	while (!gate_idle() || !streams_idle()) {
+	while (!gate_idle() || !streams_idle() || !driver_idle()) {
 		if (c->timeout_ms && now_ns() >= deadline) {
 			gate_open();
 			return CUDA_ERROR_NOT_READY;
@@ -259,6 +260,7 @@ static CUresult serve(const struct sim_command *c)
 static void *helper_thread(void *unused)
 {
 	(void)unused;
+	prctl(PR_SET_NAME, "cuda-EvtHandlr"); /* as the real ones are called */
 	for (;;) {
 		while (sem_wait(&helper.asked) < 0)
 			;
@@ -271,6 +273,7 @@ static void *restore_thread(void *unused)
 {
 	(void)unused;
 	static struct sim_command c;
+	prctl(PR_SET_NAME, "cuda00001400006");
 	sim_block.tid = (int32_t)syscall(SYS_gettid);
 	for (;;) {
 		ssize_t n = read(sim_block.command_read, &c, sizeof c);

@@ -23,8 +23,9 @@
 struct sim_block sim_block = {.magic = SIM_BLOCK_MAGIC, .size = sizeof sim_block};
 struct sim_process sim = {.alive = -1, .hold = -1};
 
-static _Atomic uint32_t gate_closed;
-static _Atomic uint32_t gate_inside;
+/* How often the gate was turned (it is closed if that is odd), and how many wait at it: from its opening on they count as inside. */
+static _Atomic uint64_t gate;
+static _Atomic uint32_t gate_inside; /* with those that wait */
 static _Atomic bool hazard;
 static int *volatile taken_away; /* volatile: the compiler must not see the NULL */
 
@@ -55,6 +56,8 @@ struct sim_device *sim_device_of(CUdevice ordinal)
 	return &sim.device[sim.visible[ordinal]];
 }
 
+static bool is_closed(uint64_t g) { return g >> 32 & 1; }
+
 /* How many synchronizing calls a thread has made since it asked the driver for anything else. */
 static _Thread_local unsigned only_synchronized;
 
@@ -64,26 +67,33 @@ CUresult gate_enter(void)
 	if (r)
 		return r;
 	only_synchronized = 0;
-	for (;;) {
-		atomic_fetch_add(&gate_inside, 1);
-		if (!atomic_load(&gate_closed))
-			return CUDA_SUCCESS;
-		atomic_fetch_sub(&gate_inside, 1);
-		syscall(SYS_futex, &gate_closed, FUTEX_WAIT_PRIVATE, 1, NULL, NULL, 0);
+	atomic_fetch_add(&gate_inside, 1);
+	for (uint64_t g; is_closed(g = atomic_load(&gate));) {
+		if (!atomic_compare_exchange_strong(&gate, &g, g + 1))
+			continue;
+		while (atomic_load(&gate) >> 32 == g >> 32)
+			syscall(SYS_futex, (uint32_t *)&gate + 1, FUTEX_WAIT_PRIVATE, (uint32_t)(g >> 32), NULL, NULL, 0);
+		break; /* let in by who opened, even if it is closed again */
 	}
+	return CUDA_SUCCESS;
 }
 
 void gate_leave(void) { atomic_fetch_sub(&gate_inside, 1); }
 
-void gate_close(void) { atomic_store(&gate_closed, 1); }
-
-void gate_open(void)
+static void gate_turn(bool closed)
 {
-	atomic_store(&gate_closed, 0);
-	syscall(SYS_futex, &gate_closed, FUTEX_WAKE_PRIVATE, INT_MAX, NULL, NULL, 0);
+	uint64_t g = atomic_load(&gate);
+	if (is_closed(g) == closed)
+		return;
+	while (!atomic_compare_exchange_strong(&gate, &g, ((g >> 32) + 1) << 32))
+		;
+	syscall(SYS_futex, (uint32_t *)&gate + 1, FUTEX_WAKE_PRIVATE, INT_MAX, NULL, NULL, 0);
 }
 
-bool gate_idle(void) { return atomic_load(&gate_inside) == 0; }
+void gate_close(void) { gate_turn(true); }
+void gate_open(void) { gate_turn(false); }
+
+bool gate_idle(void) { return atomic_load(&gate_inside) == (uint32_t)atomic_load(&gate); }
 
 void hazard_set(bool on) { atomic_store(&hazard, on); }
 
@@ -91,6 +101,14 @@ static pthread_mutex_t driver_mutex = PTHREAD_MUTEX_INITIALIZER;
 
 void driver_enter(void) { pthread_mutex_lock(&driver_mutex); }
 void driver_leave(void) { pthread_mutex_unlock(&driver_mutex); }
+
+bool driver_idle(void)
+{
+	bool idle = !pthread_mutex_trylock(&driver_mutex);
+	if (idle)
+		driver_leave();
+	return idle;
+}
 
 void hazard_check(void)
 {
@@ -101,7 +119,7 @@ void hazard_check(void)
 	 * A stop strikes a thread that does nothing else in here as often as not. From the lock on such a
 	 * thread spins; before that it would only take a processor from the tests, and sleeps here and there.
 	 */
-	bool spins = atomic_load(&gate_closed) || ++only_synchronized < 50;
+	bool spins = is_closed(atomic_load(&gate)) || ++only_synchronized < 50;
 	if (spins)
 		for (uint64_t end = now_ns() + 20000; now_ns() < end;)
 			;

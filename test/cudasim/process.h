@@ -87,6 +87,7 @@ void hazard_set(bool on);
  */
 void driver_enter(void);
 void driver_leave(void);
+bool driver_idle(void);
 void hazard_check(void);
 
 uint64_t now_ns(void);

@@ -75,7 +75,12 @@ func (r row) undisturbed() string {
 }
 
 // memory returns the device memory of each process, in MiB.
-func (r row) memory() int { return max(2, r.mib) }
+func (r row) memory() int {
+	if r.guest {
+		return 32 // less is left to the driver
+	}
+	return max(2, r.mib)
+}
 
 // workers returns how many workers each process forks, as an argument: of every kind where the
 // step is about them, elsewhere of four kinds, two in each process.
@@ -96,6 +101,8 @@ type row struct {
 	// midStage says that the second call of a stage comes because the first was killed at
 	// this step. Otherwise it comes after the first has ended.
 	midStage bool
+	// guest says that the library of cucriu run --guest is in the job, which moves the memory.
+	guest bool
 	// mib is the device memory of each process. 0 means as little as possible.
 	mib int
 	// fresh says that each cell needs a job of its own: one that was dumped is not the same
@@ -185,6 +192,11 @@ var rows = fill(slices.Concat(
 		{name: "watch: the watcher starts", point: "dump.watcher", without: lacks(starting, hookKilled, allKilled)},
 		{name: "lock", point: "dump.lock", slow: []string{"lock delay 5s"}, midStage: true, also: []fault{calledTwice, otherDump, imagesGone}},
 		{name: "stop", point: "dump.stop", without: lacks(noDeadline, deadline)},
+		{name: "lock: the gates are closed", point: "dump.gated", guest: true, without: lacks(noDeadline, deadline)},
+		{name: "move", point: "dump.move", guest: true, without: lacks(noDeadline, deadline)},
+		{name: "move: the memory is on the host", point: "dump.moved", guest: true, also: []fault{continued}, without: lacks(noDeadline, deadline)},
+		{name: "park, with the memory on the host", point: "dump.park", guest: true, also: []fault{continued}, without: lacks(noDeadline, deadline)},
+		{name: "checkpoint of what the library has left", point: "dump.checkpoint", guest: true, slow: []string{"checkpoint delay 3s"}, midStage: true, also: []fault{continued, calledTwice}},
 		{name: "park", point: "dump.park", also: []fault{continued}, without: lacks(noDeadline, deadline)},
 		{name: "children", point: "dump.children", fresh: true, also: []fault{continued}, without: lacks(noDeadline, deadline)},
 		{name: "children: a thread of one borrowed", point: "dump.borrow-child", fresh: true, also: []fault{continued}, without: lacks(roomAgain, runFull)},
@@ -259,16 +271,24 @@ func back(prefix, point string, scene scene, without map[fault]string) []row {
 		{"free memory", "", []fault{continued}},
 		{"restore", "restore delay 8s times 2", []fault{continued, calledTwice, otherDump}},
 		{"release", "", []fault{continued}},
+		{"move", "", []fault{continued}},
+		{"hold", "", []fault{continued}},
 		{"unpark", "", []fault{continued}},
 		{"continue", "", []fault{continued}},
 		{"unlock", "unlock delay 8s times 2", []fault{calledTwice, otherDump}},
+		{"open", "", nil},
 		{"others", "", nil},
 	} {
 		r := row{name: prefix + step.name, scene: scene, point: point + step.name, midStage: true, also: step.also, without: without}
+		r.guest = slices.Contains([]string{"move", "hold", "open"}, step.name)
 		if step.slow != "" {
 			r.slow = []string{step.slow}
 		}
 		rows = append(rows, r)
+		if step.name == "move" {
+			r.name, r.point = prefix+"move: under way", point+"moving"
+			rows = append(rows, r)
+		}
 		if step.name != "fill" {
 			continue
 		}

@@ -3,6 +3,7 @@ package faults
 import (
 	"os"
 	"path/filepath"
+	"runtime"
 	"slices"
 	"strconv"
 	"strings"
@@ -67,6 +68,9 @@ func (w *world) begin(t *testing.T, r row) {
 		// The parent reports that the child was killed, and criu does not restore a log
 		// file that has grown since the dump.
 		quiet := []string{"/bin/sh", "-c", `exec "$@" 2>/dev/null`, "sh"}
+		if r.guest {
+			quiet = []string{"/bin/sh", "-c", `LD_PRELOAD=$0 exec "$@" 2>/dev/null`, testenv.Artefact(t, "make guest", "internal", "guest", "built", "small-"+runtime.GOARCH+".so")}
+		}
 		w.job = w.host.StartUnder(quiet, 2, "--procs", "2", "--loaders", r.workers(), "--mib", strconv.Itoa(r.memory()), "--spin", "event-sync", "--tick-ms", "60")
 		w.target = w.job.MustStatus(1).PID
 		w.empty(t, w.good)

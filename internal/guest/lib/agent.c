@@ -42,7 +42,7 @@ EXPORT struct mailbox {
 } cucriu_guest = {.magic = "cucriu\1", .version = 1};
 
 #define NAME "cucriu-guest" /* of the threads */
-#define SLICE (4ull << 20)
+#define SLICE (1ull << 20)
 #define MOST_COPIERS 16
 #define MOST_GPUS 64
 
