@@ -222,7 +222,7 @@ func addLongFlags(cmd *cobra.Command, o *jobs.Options) (check func(args []string
 	flags.StringVar(&o.Stage, "stage", stageAuto, "where an image is written while the job is paused: a directory, memory, disk (in DIR), or auto: memory if it fits, else disk")
 	flags.StringArrayVar(&o.Settings, "setting", nil, "add a setting to the job's environment that may cost speed; may be repeated: "+settingNames(true))
 	flags.StringArrayVar(&o.NoSettings, "no-setting", nil, "leave out a setting that costs no speed; may be repeated: "+settingNames(false))
-	choose(cmd, &o.Guest, "guest", "load a library into a job on several GPUs, by which those that span GPUs can be restored: auto, where it was tried with the driver, or off",
+	choose(cmd, &o.Guest, "guest", "load a library into the job, by which processes that span GPUs can be restored, and large memory is moved faster: auto, where it was tried with the driver, or off",
 		word[bool]{"off", false}, word[bool]{"auto", true})
 	flags.IntVar(&o.Keep, "keep", 3, "how many checkpoints to keep")
 	flags.Var(&value{kind: "size", text: "0", set: func(text string) (err error) {

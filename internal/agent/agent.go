@@ -52,7 +52,7 @@ const (
 // Errors of a command that has changed nothing.
 var (
 	ErrBusy    = errors.New("a thread of the program was stopped in the library")
-	ErrNothing = errors.New("there is no memory to move")
+	ErrNothing = errors.New("there is too little memory for the library to move")
 )
 
 // ResultError is a CUresult with which a command has failed.
@@ -153,25 +153,25 @@ func (a *Agent) read() (box mailbox, err error) {
 	return box, binary.Read(bytes.NewReader(data), binary.LittleEndian, &box)
 }
 
-// Memory returns how much memory the agent could move, in bytes.
-func (a *Agent) Memory() (uint64, error) {
-	box, err := a.read()
-	return box.Memory, err
-}
-
 // State returns where the memory is, and whether the gate is closed.
 func (a *Agent) State() (state State, closed bool, err error) {
 	box, err := a.read()
 	return box.State, box.Closed != 0, err
 }
 
-// patience is how long a command may go on without moving anything.
-const patience = 10 * time.Second
+// patience is how long a command may go on without moving anything, and helpAfter how long it has to wait for help.
+const patience, helpAfter = 10 * time.Second, 300 * time.Millisecond
 
 // Do has the agent obey a command, which must be able to run. If an earlier one is under way, it waits for
 // that first. After an error other than those of a command it may yet be obeyed.
 func (a *Agent) Do(ctx context.Context, c Command) error {
-	box, err := a.await(ctx, c, func(box *mailbox) bool { return box.Done == box.Command })
+	return a.DoHelped(ctx, c, func() error { return nil })
+}
+
+// DoHelped is Do for a command that may have to wait for a thread that is stopped: help is called each time
+// that nothing has moved for a while.
+func (a *Agent) DoHelped(ctx context.Context, c Command, help func() error) error {
+	box, err := a.await(ctx, c, help, func(box *mailbox) bool { return box.Done == box.Command })
 	if err != nil {
 		return err
 	}
@@ -188,7 +188,7 @@ func (a *Agent) Do(ctx context.Context, c Command) error {
 	if c == Finish { // its threads may wait for work of the program's
 		obeyed = func(box *mailbox) bool { return box.Done == command || box.Closed == 0 }
 	}
-	if box, err = a.await(ctx, c, obeyed); err != nil {
+	if box, err = a.await(ctx, c, help, obeyed); err != nil {
 		return err
 	}
 	switch {
@@ -203,18 +203,24 @@ func (a *Agent) Do(ctx context.Context, c Command) error {
 }
 
 // await waits until the mailbox says what is waited for, as long as something moves.
-func (a *Agent) await(ctx context.Context, c Command, done func(*mailbox) bool) (mailbox, error) {
-	moved, since := uint64(0), time.Now()
+func (a *Agent) await(ctx context.Context, c Command, help func() error, done func(*mailbox) bool) (mailbox, error) {
+	moved, since, helped := uint64(0), time.Now(), time.Now()
 	for pause := 50 * time.Microsecond; ; pause = min(2*pause, time.Millisecond) {
 		box, err := a.read()
 		if err != nil || done(&box) {
 			return box, err
 		}
 		if box.Moved != moved {
-			moved, since = box.Moved, time.Now()
+			moved, since, helped = box.Moved, time.Now(), time.Now()
 		}
 		if time.Since(since) > patience {
 			return box, fmt.Errorf("the library in process %d did not answer within %v (%v)", a.process.PID, patience, c)
+		}
+		if time.Since(helped) > helpAfter {
+			if err := help(); err != nil {
+				return box, err
+			}
+			helped = time.Now()
 		}
 		select {
 		case <-ctx.Done():

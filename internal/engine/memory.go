@@ -33,11 +33,10 @@ import (
 // tells the two apart. On the way back the driver's state comes first, then what the library has moved, and
 // the gate is opened last.
 
-// leastForAgent is how much memory makes it worth to have the library move it, in bytes.
-const leastForAgent = 32 << 20
-
 // prepareAgents finds the libraries, and has them get ready. The driver does the work where one cannot.
 func (s *Suspension) prepareAgents(ctx context.Context) {
+	ctx, cancel := context.WithTimeout(ctx, s.Config.Lock.Try)
+	defer cancel()
 	_ = Parallel(s.Targets, func(t *Target) error {
 		if t.Member.Stopped {
 			return nil
@@ -46,10 +45,11 @@ func (s *Suspension) prepareAgents(ctx context.Context) {
 		if err != nil || a == nil {
 			return nil // whoever needs the process says so
 		}
-		if size, err := a.Memory(); err != nil || size < leastForAgent {
+		err = s.Session.SpanOf(t.PID, "prepare", func() error { return a.Do(ctx, agent.Prepare) })
+		if errors.Is(err, agent.ErrNothing) {
 			return nil
 		}
-		if err := s.Session.SpanOf(t.PID, "prepare", func() error { return a.Do(ctx, agent.Prepare) }); err != nil {
+		if err != nil {
 			s.Log.Info("the driver moves the memory of a process, which is slower", "pid", t.PID, "reason", err)
 			return nil
 		}
@@ -115,7 +115,9 @@ func (s *Suspension) MoveMemory(ctx context.Context) error {
 	if err := s.measure(ctx); err != nil {
 		return err
 	}
-	s.Session.Moved = true
+	for _, t := range guests {
+		t.Member.Moved = true
+	}
 	if err := s.Session.Save(); err != nil {
 		return err
 	}
@@ -127,11 +129,12 @@ func (s *Suspension) MoveMemory(ctx context.Context) error {
 			if err := t.CUDA.Unlock(ctx); err != nil {
 				return err
 			}
-			err := s.Session.SpanOf(t.PID, "move out", func() error { return t.agent.Do(ctx, agent.Out) })
+			err := s.Session.SpanOf(t.PID, "move out", func() error { return t.agent.DoHelped(ctx, agent.Out, t.nudge) })
 			if state, _, stateErr := t.agent.State(); err != nil && (stateErr != nil || state != agent.Prepared) {
 				return err
 			} else if err != nil { // nothing was changed
 				s.Log.Info("the driver moves the memory of a process, which is slower", "pid", t.PID, "reason", err)
+				s.Session.Update(func() { t.Member.Moved = false })
 			}
 			if err := s.Session.Failpoint(ctx, string(s.Session.Kind)+".moved"); err != nil {
 				return err
@@ -212,6 +215,17 @@ func (t *Target) withHelpers(ctx context.Context, a *agent.Agent, do func() erro
 	return errors.Join(err, ReleaseThreads(context.WithoutCancel(ctx), tracer, []*Target{t}))
 }
 
+// nudge lets the threads of a stopped process run for a moment. One of them may have a lock that the library or the
+// driver waits for; none gets through the gate.
+func (t *Target) nudge() error {
+	const moment = 5 * time.Millisecond
+	if err := t.Signal(unix.SIGCONT); err != nil {
+		return err
+	}
+	time.Sleep(moment)
+	return t.Signal(unix.SIGSTOP)
+}
+
 // noteBefore notes what is mapped before the memory of the GPUs comes. What it finds first counts.
 func (t *Target) noteBefore() (err error) {
 	if t.Before.Mapped != nil {
@@ -228,10 +242,17 @@ func (t *Target) noteBefore() (err error) {
 func (b *wayBack) moveBack(ctx context.Context) error {
 	return b.parallel(func(t *Target) error {
 		a, err := agent.Find(t.Process)
+		if err == nil && a == nil && t.Member.Moved {
+			err = fmt.Errorf("process %d (%s): the library that has moved its GPU memory is not found in it", t.PID, t.Member.Name)
+		}
 		if err != nil || a == nil {
 			return err
 		}
-		if state, closed, err := a.State(); err != nil || state == agent.Idle && !closed {
+		state, closed, err := a.State()
+		if err == nil && b.Kind == journal.KindRestore && t.Member.Moved && state == agent.Idle {
+			err = fmt.Errorf("process %d (%s): the library in it does not know where its GPU memory is", t.PID, t.Member.Name)
+		}
+		if err != nil || state == agent.Idle && !closed {
 			return err
 		}
 		if err := returnThreads(ctx, t.PID, b.ParkedFile(t.PID)); err != nil {
@@ -248,7 +269,7 @@ func (b *wayBack) moveBack(ctx context.Context) error {
 			if err := b.Failpoint(ctx, string(b.Kind)+".back.moving"); err != nil {
 				return err
 			}
-			err = b.SpanOf(t.PID, "move in", func() error { return a.Do(ctx, agent.In) })
+			err = b.SpanOf(t.PID, "move in", func() error { return a.DoHelped(ctx, agent.In, t.nudge) })
 			if failed := new(agent.ResultError); errors.As(err, &failed) && failed.Result == int32(cudackpt.ResultOutOfMemory) {
 				return fmt.Errorf("process %d (%s): the GPUs have no room for its memory any more: %w", t.PID, t.Member.Name, err)
 			}

@@ -26,6 +26,8 @@ const (
 	ManifestVersion  = 2 // the version that a dump writes; version 1 has no parked threads
 	RewrittenVersion = 3 // with pages in shards that other dumps have written
 	ScheduledVersion = 4 // with the scheduling of threads
+	MovedVersion     = 5 // with memory that the library in the job has to bring back
+	latestVersion    = MovedVersion
 	maxManifestBytes = 64 << 20
 	maxProcesses     = 1 << 14
 	maxGPUs          = 1 << 8
@@ -66,6 +68,8 @@ type Process struct {
 	// MemoryBytes is what the process held on each GPU. A GPU that is not in the map was not
 	// used.
 	MemoryBytes map[cudackpt.UUID]uint64 `json:"memory_bytes"`
+	// Moved says that the library in the process has moved GPU memory to the host, and has to bring it back.
+	Moved bool `json:"moved,omitempty"`
 	// Pages are the files that hold its GPU state. If set, criu's images do not contain that
 	// state.
 	Pages *pages.Listing `json:"pages,omitempty"`
@@ -153,8 +157,8 @@ func (m Manifest) MatchImages(dir string) error {
 // Validate refuses a manifest that no dump can have written.
 func (m Manifest) Validate() error {
 	switch {
-	case m.Version < 1 || m.Version > ScheduledVersion:
-		return fault.New(fmt.Sprintf("the manifest has version %d, but this cucriu reads versions 1 to %d", m.Version, ScheduledVersion), "use the version of cucriu that made the image")
+	case m.Version < 1 || m.Version > latestVersion:
+		return fault.New(fmt.Sprintf("the manifest has version %d, but this cucriu reads versions 1 to %d", m.Version, latestVersion), "use the version of cucriu that made the image")
 	case len(m.Scheduling) > 0 && m.Version < ScheduledVersion:
 		return fmt.Errorf("damaged: it has thread scheduling data, but version %d", m.Version)
 	case m.DriverVersion == "" && len(m.Processes) > 0:
@@ -199,6 +203,9 @@ func (m Manifest) Validate() error {
 			if !isPrintable(gpu.Model) || !isPrintable(gpu.PCIBusID) {
 				return fmt.Errorf("damaged: %v is a %q at %q", gpu.UUID, gpu.Model, gpu.PCIBusID)
 			}
+		}
+		if p.Moved && m.Version < MovedVersion {
+			return fmt.Errorf("damaged: the memory of process %d was moved, but the manifest has version %d", p.PID, m.Version)
 		}
 		if p.Pages != nil {
 			if err := p.Pages.Validate(); err != nil {

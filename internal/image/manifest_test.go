@@ -73,7 +73,7 @@ func TestManifestSurvivesTheDisk(t *testing.T) {
 
 func TestManifestRefusesWhatNoDumpWrote(t *testing.T) {
 	for name, damage := range map[string]func(*Manifest){
-		"another version": func(m *Manifest) { m.Version = ScheduledVersion + 1 },
+		"another version": func(m *Manifest) { m.Version = latestVersion + 1 },
 		"scheduling in an old version": func(m *Manifest) {
 			m.Version, m.Scheduling = RewrittenVersion, []proc.Scheduling{{TID: 8, SlackNanos: 1}}
 		},

@@ -179,7 +179,7 @@ func (s *starter) start(ctx context.Context) error {
 		return err
 	}
 	env, notes := job.Choice{With: s.Settings, Without: s.NoSettings}.Apply(g.Renumber(environment(s.Options)), len(g.Visible))
-	if s.Guest && len(g.Visible) > 1 {
+	if s.Guest && len(g.Visible) > 0 {
 		env, err = s.withGuest(env)
 		if err != nil {
 			return err
@@ -223,7 +223,7 @@ func (s *starter) withGuest(env []string) ([]string, error) {
 	if err := guest.Place(s.Dir); err != nil {
 		return nil, fmt.Errorf("library for the job: %w", err)
 	}
-	s.say(fmt.Sprintf("LD_PRELOAD=%s is set (large allocations are made of parts, so that a process that uses several GPUs can be restored; --guest off leaves it out)", filepath.Join(s.Dir, guest.File)))
+	s.say(fmt.Sprintf("LD_PRELOAD=%s is set (its library makes large allocations of parts: a process that uses several GPUs can be restored, and checkpoints are quicker; --guest off leaves it out)", filepath.Join(s.Dir, guest.File)))
 	return guest.Preload(env, s.Dir), nil
 }
 

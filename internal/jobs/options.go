@@ -57,7 +57,7 @@ type Options struct {
 
 	// Settings are asked for by name, and NoSettings are left out. See [job.Settings].
 	Settings, NoSettings []string
-	// Guest brings a library into a job that sees several GPUs: see package guest.
+	// Guest brings a library into a job that sees GPUs: see package guest.
 	Guest bool
 
 	// FilesLimit is how much content of the job's open files may belong to a checkpoint, in

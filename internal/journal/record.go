@@ -71,7 +71,6 @@ type Record struct {
 	Step         Step          `json:"step"`                  // the step that began last
 	BackBegun    bool          `json:"back"`                  // criu has ended, and bringing back what it left alive has begun
 	Restored     bool          `json:"restored"`              // no process is checkpointed any more, so none has to be stopped
-	Moved        bool          `json:"moved,omitempty"`       // the library in the job has begun to move memory to the host
 	Members      []Member      `json:"members"`               // the CUDA processes
 	Ancestors    []proc.Ident  `json:"ancestors,omitempty"`   // processes above the members, without those that were already stopped
 	// Others are the processes without CUDA that a dump has stopped, or that a restore holds back until the
@@ -200,7 +199,7 @@ func (r *Record) MayBeCheckpointed() bool {
 	if r.Restored {
 		return false
 	}
-	return r.Kind == KindRestore || r.Moved || !slices.Contains([]Step{StepNone, StepLock, StepStop, StepMove, StepPark, StepChildren, StepTrace}, r.Step)
+	return r.Kind == KindRestore || slices.ContainsFunc(r.Members, func(m Member) bool { return m.Moved }) || !slices.Contains([]Step{StepNone, StepLock, StepStop, StepMove, StepPark, StepChildren, StepTrace}, r.Step)
 }
 
 // LeavesStopped reports whether criu was told to leave the processes stopped, and got that far. Where

@@ -173,6 +173,7 @@ func matchMembers(s *session.Session) error {
 		s.Members = append(s.Members, journal.Member{
 			Process: inspect.Process{Ident: id, ImagePID: p.PID, Name: p.Name, Stopped: p.Stopped, GPUs: p.GPUs, MemoryBytes: p.MemoryBytes},
 			Pages:   journal.PagesToFill(p.Pages, &fd),
+			Moved:   p.Moved,
 		})
 	}
 	return noteParked(s, byImagePID)

@@ -182,24 +182,62 @@ func TestProgramsWithoutCUDA(t *testing.T) {
 	}
 }
 
-// TestTheGuestMovesTheMemory out and back, and the driver has little to do.
+// movers are jobs whose memory the library moves, with the number of their processes.
+var movers = map[string]struct {
+	processes int
+	args      []string
+}{
+	"vmm":                         {1, []string{"--memory", "vmm"}},
+	"cuMemAlloc":                  {1, []string{"--memory", "alloc"}},
+	"both GPUs":                   {1, []string{"--gpus", "0,1", "--peer", "both"}},
+	"several allocations":         {1, []string{"--ballast", "48", "--ballast-pieces", "3"}},
+	"waits for a stream":          {1, []string{"--spin", "stream-sync"}},
+	"asks for an event":           {1, []string{"--spin", "event-query"}},
+	"threads that never pause":    {1, []string{"--threads", "3", "--burn", "1"}},
+	"the lock of malloc is taken": {1, []string{"--trim"}},
+	"forked workers":              {1, []string{"--loaders", "3"}},
+	"pinned memory":               {1, []string{"--pinned"}},
+	"two processes":               {2, []string{"--procs", "2"}},
+	"two ranks":                   {2, []string{"--ranks", "2"}},
+}
+
+// TestTheGuestMovesTheMemory out and back, twice while the job goes on, and then with the job.
 func TestTheGuestMovesTheMemory(t *testing.T) {
 	testenv.Parallel(t)
-	for _, memory := range []string{"vmm", "alloc"} {
-		t.Run(memory, func(t *testing.T) {
+	for name, job := range movers {
+		t.Run(name, func(t *testing.T) {
 			testenv.Isolated(t, func(t *testing.T) {
-				host := testenv.NewHost(t, 2, "--mib-per-gpu", "200")
-				size := "64"
+				size, room := "64", "400"
 				if testenv.RealDriver() {
-					size = "4096"
+					size = "1024"
 				}
-				job := host.StartUnder([]string{"/usr/bin/env", "LD_PRELOAD=" + library(t)}, 1, "--memory", memory, "--mib", size)
-				job.Runs()
-				images := host.Dump(job)
+				host := testenv.NewHost(t, 2, "--mib-per-gpu", room)
+				j := host.StartUnder([]string{"/usr/bin/env", "LD_PRELOAD=" + library(t)}, job.processes, append(job.args, "--mib", size)...)
+				j.Runs()
+				for range 2 {
+					moved(t, host, host.TryDump(j, testenv.NewImages(t), "-R"))
+					host.WaitOutcome("running")
+					j.Runs()
+				}
+				images := testenv.NewImages(t)
+				moved(t, host, host.TryDump(j, images))
 				host.Restore(images)
-				job.Runs()
-				job.Check()
+				j.Runs()
+				j.Check()
 			})
 		})
+	}
+}
+
+func moved(t *testing.T, host *testenv.Host, run testenv.CriuRun) {
+	t.Helper()
+	if run.Err != nil {
+		t.Fatalf("criu dump: %v\n%s", run.Err, run.Lines())
+	}
+	sessions := host.Sessions()
+	for _, m := range sessions[len(sessions)-1].Members {
+		if !m.Moved || strings.Contains(run.Log, "the driver moves the memory") {
+			t.Errorf("the library did not move the memory of process %d: %s", m.PID, run.Lines())
+		}
 	}
 }

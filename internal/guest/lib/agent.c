@@ -3,10 +3,11 @@
  * that dumps or restores this process tells it to. It is told through a mailbox in this
  * library's memory, which only a tracer can write to.
  *
- * While the memory is out the program's own threads are stopped, wherever they are, and one
- * of them may have the lock of malloc or of the dynamic loader. So from CLOSE to FINISH
- * nothing is allocated or loaded here, and no thread is started: PREPARE does that. The
- * addresses of memory that is out stay reserved.
+ * It calls the driver only from OUT to the end of IN, while no thread of the program is in
+ * a call: some calls wait for all work of the GPUs, which may wait for the program in turn.
+ * The program's threads are stopped then, wherever they are, and one of them may have the
+ * dynamic loader's lock. So nothing is loaded there, and no thread is started: PREPARE does
+ * that. The addresses of memory that is out stay reserved.
  */
 #define _GNU_SOURCE
 #include <pthread.h>
@@ -26,7 +27,7 @@ enum command { PREPARE = 1, CLOSE, OPEN, OUT, IN, FINISH };
 enum state { IDLE, PREPARED, EMPTY };
 
 #define GUEST_BUSY (-1)	   /* a thread of the program was stopped while it had the records */
-#define GUEST_NOTHING (-2) /* there is no memory to move */
+#define GUEST_NOTHING (-2) /* there is too little memory for it to be worth while */
 
 /* package guest (mailbox.go) has the same. */
 EXPORT struct mailbox {
@@ -48,11 +49,12 @@ EXPORT struct mailbox {
 
 /* Copies with two buffers, through which the GPU and the processor work at the same time. */
 struct copier {
-	char *buffer[2];
+	char *buffer[2]; /* in the ring */
 	void *stream[2][MOST_GPUS];
 };
 
 static struct copier copiers[MOST_COPIERS];
+static char *ring; /* memory that the GPUs can read and write */
 static unsigned copier_count;
 static CUcontext contexts[MOST_GPUS]; /* in which the copies of a GPU's memory are made */
 static char *staging;
@@ -60,7 +62,7 @@ static size_t staging_size;
 static uint64_t next; /* the offset in staging that nobody copies yet */
 static int failed;    /* the first failure of a copier */
 /* What the copiers do: they begin when the round changes, and the last of them wakes the agent. */
-static enum { SET_UP, COPY_OUT, COPY_IN, LEAVE } task;
+static enum { BEGIN_THREAD, SET_UP, COPY_OUT, COPY_IN, CLEAR_UP, LEAVE } task;
 static uint32_t round_number, at_work;
 
 bool start_a_thread(void *(*routine)(void *), void *argument)
@@ -105,30 +107,26 @@ static CUresult set_up(struct copier *c)
 {
 	CUresult r = CUDA_SUCCESS;
 
+	for (int i = 0; i < 2; i++)
+		c->buffer[i] = ring + (2 * (c - copiers) + i) * SLICE;
 	for (int d = 0; d < MOST_GPUS && !r; d++) {
 		if (!contexts[d])
 			continue;
 		r = driver.cuCtxSetCurrent(contexts[d]);
-		for (int i = 0; i < 2 && !r; i++) {
-			if (!c->buffer[i])
-				r = driver.cuMemHostAlloc((void **)&c->buffer[i], SLICE, 1 /* CU_MEMHOSTALLOC_PORTABLE */);
-			if (!r)
-				r = driver.cuStreamCreate(&c->stream[i][d], 1 /* CU_STREAM_NON_BLOCKING */);
-		}
+		for (int i = 0; i < 2 && !r; i++)
+			r = driver.cuStreamCreate(&c->stream[i][d], 1 /* CU_STREAM_NON_BLOCKING */);
 	}
 	return r;
 }
 
-static void leave(struct copier *c)
+static void clear_up(struct copier *c)
 {
-	for (int i = 0; i < 2; i++) {
-		for (int d = 0; d < MOST_GPUS; d++)
+	for (int d = 0; d < MOST_GPUS; d++)
+		for (int i = 0; i < 2; i++)
 			if (c->stream[i][d])
 				driver.cuStreamDestroy_v2(c->stream[i][d]);
-		if (c->buffer[i])
-			driver.cuMemFreeHost(c->buffer[i]);
-	}
 	*c = (struct copier){0};
+	driver.cuCtxSetCurrent(NULL); /* it may end before this thread does */
 }
 
 /* The memory whose copy is at an offset in staging. Nobody changes the records now. */
@@ -206,12 +204,12 @@ static void *copier(void *argument)
 	begin_thread();
 	for (bool over = false; !over;) {
 		switch (task) {
+		case BEGIN_THREAD: break;
 		case SET_UP: fail(set_up(c)); break;
-		case LEAVE:
-			leave(c);
-			over = true;
-			break;
-		default: fail(copy(c));
+		case COPY_OUT:
+		case COPY_IN: fail(copy(c)); break;
+		case CLEAR_UP: clear_up(c); break;
+		case LEAVE: over = true; break;
 		}
 		if (!__atomic_sub_fetch(&at_work, 1, __ATOMIC_ACQ_REL))
 			futex_wake(&at_work);
@@ -238,23 +236,6 @@ static int have_copiers(int what)
 	__atomic_add_fetch(&round_number, 1, __ATOMIC_RELEASE);
 	futex_wake(&round_number);
 	return await_copiers();
-}
-
-/* A context for the copies of each GPU that has memory of ours. */
-static void find_contexts(void)
-{
-	memset(contexts, 0, sizeof contexts);
-	for (const struct memory *m = memory_first(); m; m = m->next) {
-		const int d = m->wanted.location.id;
-		unsigned flags;
-		int active = 0;
-		if (d < 0 || d >= MOST_GPUS || contexts[d])
-			continue;
-		if (m->companion)
-			contexts[d] = m->context;
-		else if (!driver.cuDevicePrimaryCtxGetState(d, &flags, &active) && active && !driver.cuDevicePrimaryCtxRetain(&contexts[d], d))
-			driver.cuDevicePrimaryCtxRelease_v2(d);
-	}
 }
 
 static unsigned processors(void)
@@ -289,13 +270,12 @@ static void finish(void)
 
 static int prepare(void)
 {
-	{
-		ALONE;
-		find_contexts();
-	}
-	failed = 0;
-	task = SET_UP;
 	const unsigned wanted = processors();
+
+	if (cucriu_guest.memory < PART)
+		return GUEST_NOTHING;
+	failed = 0;
+	task = BEGIN_THREAD;
 	for (copier_count = 0; copier_count < wanted; copier_count++) {
 		__atomic_add_fetch(&at_work, 1, __ATOMIC_ACQ_REL);
 		if (!start_a_thread(copier, &copiers[copier_count])) {
@@ -309,6 +289,49 @@ static int prepare(void)
 		finish();
 	else
 		cucriu_guest.state = PREPARED;
+	return r;
+}
+
+/* A context for the copies of each GPU that has memory of ours. */
+static void find_contexts(void)
+{
+	memset(contexts, 0, sizeof contexts);
+	for (const struct memory *m = memory_first(); m; m = m->next) {
+		const int d = m->wanted.location.id;
+		unsigned flags;
+		int active = 0;
+		if (d < 0 || d >= MOST_GPUS || contexts[d])
+			continue;
+		if (m->companion)
+			contexts[d] = m->context;
+		else if (!driver.cuDevicePrimaryCtxGetState(d, &flags, &active) && active && !driver.cuDevicePrimaryCtxRetain(&contexts[d], d))
+			driver.cuDevicePrimaryCtxRelease_v2(d);
+	}
+}
+
+static CUcontext any_context(void)
+{
+	for (int d = 0; d < MOST_GPUS; d++)
+		if (contexts[d])
+			return contexts[d];
+	return NULL;
+}
+
+/* Copies all memory that is moved, through a ring that is there only meanwhile. */
+static int copy_all(int direction)
+{
+	int r = driver.cuCtxSetCurrent(any_context());
+
+	if (!r)
+		r = driver.cuMemHostAlloc((void **)&ring, 2 * copier_count * SLICE, 1 /* CU_MEMHOSTALLOC_PORTABLE */);
+	if (!r) {
+		r = have_copiers(SET_UP);
+		if (!r)
+			r = have_copiers(direction);
+		have_copiers(CLEAR_UP);
+		driver.cuMemFreeHost(ring);
+	}
+	driver.cuCtxSetCurrent(NULL);
 	return r;
 }
 
@@ -414,6 +437,7 @@ static int out(void)
 
 	if (!take_records())
 		return GUEST_BUSY;
+	find_contexts();
 	for (m = memory_first(); m; m = m->next)
 		if ((m->moving = can_be_moved(m))) {
 			m->staged = size;
@@ -430,7 +454,7 @@ static int out(void)
 		staging_size = size;
 		madvise(staging, size, MADV_HUGEPAGE);
 		madvise(staging, size, MADV_DONTFORK);
-		if ((r = have_copiers(COPY_OUT)))
+		if ((r = copy_all(COPY_OUT)))
 			forget_staging();
 	}
 	if (!r)
@@ -453,7 +477,7 @@ static int in(void)
 		if (m->out && !(r = put_up(m)))
 			m->out = false;
 	if (!r)
-		r = have_copiers(COPY_IN);
+		r = copy_all(COPY_IN);
 	if (!r) {
 		forget_staging();
 		cucriu_guest.state = PREPARED;
