@@ -35,6 +35,8 @@
 //	            have caught up
 //	stop        SIGSTOP to the whole tree; wait until every thread is in state T, and until nobody
 //	            is left who could make new processes
+//	move        where the library of cucriu run --guest is in the job, it moves GPU memory to the
+//	            host (internal/engine/memory.go, which has the steps; they begin before the lock)
 //	park        every thread except the restore threads: no SIGCONT runs it now; look for new
 //	            processes once more; link files in use by removed names (package checkpoint alone)
 //	children    take the driver's files and mappings from children that were forked from a CUDA
@@ -91,12 +93,17 @@
 //	restore      fill in what was dropped, trace;   │
 //	             with GPU pairs, or none, and only  │
 //	             if there is free memory for it     │
-//	release                                         ┘
+//	release                                         │
+//	move         the library in the job brings back │
+//	             what it has moved                  │
+//	hold         a restore that waits for a         │
+//	             decision is parked again           ┘
 //	connections  those that criu held back for its dump
 //	unpark       what was borrowed of forked children is returned, and
 //	             every thread gets its own registers back
 //	continue     SIGCONT; what stays stopped runs under trace
 //	unlock       with every thread running
+//	open         the gate of the library in the job
 //	release      what stays stopped
 //	others       SIGCONT the processes without CUDA
 //	pause        freeze what was frozen before (not in the watcher)

@@ -43,7 +43,6 @@ EXPORT struct mailbox {
 } cucriu_guest = {.magic = "cucriu\1", .version = 1};
 
 #define NAME "cucriu-guest" /* of the threads */
-#define SLICE (1ull << 20)
 #define MOST_COPIERS 16
 #define MOST_GPUS 64
 
@@ -59,6 +58,7 @@ static unsigned copier_count;
 static CUcontext contexts[MOST_GPUS]; /* in which the copies of a GPU's memory are made */
 static char *staging;
 static size_t staging_size;
+static size_t slice; /* what is copied at once: much needs a larger ring */
 static uint64_t next; /* the offset in staging that nobody copies yet */
 static int failed;    /* the first failure of a copier */
 /* What the copiers do: they begin when the round changes, and the last of them wakes the agent. */
@@ -108,7 +108,7 @@ static CUresult set_up(struct copier *c)
 	CUresult r = CUDA_SUCCESS;
 
 	for (int i = 0; i < 2; i++)
-		c->buffer[i] = ring + (2 * (c - copiers) + i) * SLICE;
+		c->buffer[i] = ring + (2 * (c - copiers) + i) * slice;
 	for (int d = 0; d < MOST_GPUS && !r; d++) {
 		if (!contexts[d])
 			continue;
@@ -164,7 +164,7 @@ static CUresult copy_slice(struct copier *c, int i, struct slice *s, size_t offs
 	if (!m)
 		return CUDA_SUCCESS; /* what is left over behind the last slice of a memory */
 	device = m->wanted.location.id;
-	*s = (struct slice){staging + offset, SLICE, c->stream[i][device]};
+	*s = (struct slice){staging + offset, slice, c->stream[i][device]};
 	if (s->size > m->size - (offset - m->staged))
 		s->size = m->size - (offset - m->staged);
 	const CUdeviceptr at = m->mappings->at + (offset - m->staged);
@@ -183,7 +183,7 @@ static CUresult copy(struct copier *c)
 	CUresult r = CUDA_SUCCESS;
 
 	for (int i = 0; !r && !__atomic_load_n(&failed, __ATOMIC_RELAXED); i = !i) {
-		size_t offset = __atomic_fetch_add(&next, SLICE, __ATOMIC_RELAXED);
+		size_t offset = __atomic_fetch_add(&next, slice, __ATOMIC_RELAXED);
 		if (offset >= staging_size)
 			break;
 		if (!(r = finish_slice(&slices[i], c->buffer[i])))
@@ -323,7 +323,7 @@ static int copy_all(int direction)
 	int r = driver.cuCtxSetCurrent(any_context());
 
 	if (!r)
-		r = driver.cuMemHostAlloc((void **)&ring, 2 * copier_count * SLICE, 1 /* CU_MEMHOSTALLOC_PORTABLE */);
+		r = driver.cuMemHostAlloc((void **)&ring, 2 * copier_count * slice, 1 /* CU_MEMHOSTALLOC_PORTABLE */);
 	if (!r) {
 		r = have_copiers(SET_UP);
 		if (!r)
@@ -438,10 +438,11 @@ static int out(void)
 	if (!take_records())
 		return GUEST_BUSY;
 	find_contexts();
+	slice = cucriu_guest.memory < (4ull << 30) ? 1ull << 20 : 4ull << 20;
 	for (m = memory_first(); m; m = m->next)
 		if ((m->moving = can_be_moved(m))) {
 			m->staged = size;
-			size += (m->size + SLICE - 1) / SLICE * SLICE;
+			size += (m->size + slice - 1) / slice * slice;
 		}
 	if (!size)
 		r = GUEST_NOTHING;
