@@ -34,10 +34,10 @@ func (s *Suspension) Lock(ctx context.Context) error {
 	if err := s.lockAll(ctx); err != nil {
 		return err
 	}
-	if err := s.measure(ctx); err != nil {
+	if err := s.letCallsEnd(ctx); err != nil {
 		return err
 	}
-	if err := s.letCallsEnd(ctx); err != nil {
+	if err := s.measure(ctx); err != nil {
 		return err
 	}
 	return ReleaseThreads(ctx, s.tracer, stoppedBefore(s.Targets))

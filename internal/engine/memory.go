@@ -62,12 +62,11 @@ func (s *Suspension) withAgent() []*Target {
 	return slices.DeleteFunc(slices.Clone(s.Targets), func(t *Target) bool { return t.agent == nil })
 }
 
-// tryLock closes the gate and locks.
+// tryLock closes the gate and locks. Without an answer the driver has to do the work; if the gate closes later, the way
+// back opens it.
 func (t *Target) tryLock(ctx context.Context, try time.Duration) (bool, error) {
-	if t.agent != nil {
-		if err := t.agent.Do(ctx, agent.Close); err != nil {
-			return false, err
-		}
+	if t.agent != nil && t.agent.Do(ctx, agent.Close) != nil {
+		t.agent = nil
 	}
 	return t.CUDA.TryLock(ctx, try)
 }
@@ -77,25 +76,61 @@ func (t *Target) unlock(ctx context.Context) error {
 	if err := t.CUDA.Unlock(ctx); err != nil || t.agent == nil {
 		return err
 	}
-	return t.agent.Do(ctx, agent.Open)
+	return t.agent.Do(ctx, agent.Open) // else nobody catches up
 }
 
-// letCallsEnd lets go of the lock of the processes whose gates are closed. The calls that have waited for it end.
+// letCallsEnd lets go of the lock of the processes whose gates are closed, until the calls that have waited for it
+// have ended. If they do not end, everything is locked without the libraries.
 func (s *Suspension) letCallsEnd(ctx context.Context) error {
-	const soon = 5 * time.Millisecond // a launch takes microseconds
 	guests := s.withAgent()
 	if len(guests) == 0 {
 		return nil
 	}
 	err := Parallel(guests, func(t *Target) error {
 		t.locked = false
+		if err := t.CUDA.Unlock(ctx); err != nil {
+			return err
+		}
+		ended, err := t.CUDA.TryLock(ctx, s.Config.Lock.Try)
+		if err == nil && !ended {
+			return errInCall
+		}
+		if err != nil {
+			return err
+		}
 		return t.CUDA.Unlock(ctx)
+	})
+	if errors.Is(err, errInCall) {
+		return s.lockWithoutAgents(ctx, err)
+	}
+	if err != nil {
+		return err
+	}
+	return s.Session.Failpoint(ctx, string(s.Session.Kind)+".gated")
+}
+
+var errInCall = errors.New("a call to the driver did not end")
+
+// lockWithoutAgents opens the gates again, and locks as without the libraries. The processes must run.
+func (s *Suspension) lockWithoutAgents(ctx context.Context, reason error) error {
+	s.Log.Info("the driver moves the memory of the job, which is slower", "reason", reason)
+	err := Parallel(s.withAgent(), func(t *Target) error {
+		state, err := t.CUDA.State(ctx)
+		if err == nil && state == cudackpt.StateLocked {
+			err = t.CUDA.Unlock(ctx)
+		}
+		if err != nil {
+			return err
+		}
+		return t.agent.Do(ctx, agent.Finish)
 	})
 	if err != nil {
 		return err
 	}
-	time.Sleep(soon)
-	return s.Session.Failpoint(ctx, string(s.Session.Kind)+".gated")
+	for _, t := range s.withAgent() {
+		t.agent, t.locked = nil, false
+	}
+	return s.lockAll(ctx)
 }
 
 // MoveMemory has the libraries move the memory of the processes, which are stopped, to the host.
@@ -106,10 +141,11 @@ func (s *Suspension) MoveMemory(ctx context.Context) error {
 	}
 	ctx, cancel := context.WithTimeout(ctx, s.Config.Checkpoint.Timeout)
 	defer cancel()
-	if err := s.prove(ctx, guests); errors.Is(err, errInCall) {
-		s.Log.Info("the driver moves the memory of the job, which is slower", "reason", err)
-		return s.doWithoutAgents(ctx)
-	} else if err != nil {
+	err := s.prove(ctx, guests)
+	if errors.Is(err, errInCall) {
+		return s.doWithoutAgents(ctx, err)
+	}
+	if err != nil {
 		return err
 	}
 	if err := s.measure(ctx); err != nil {
@@ -149,8 +185,6 @@ func (s *Suspension) MoveMemory(ctx context.Context) error {
 	})
 }
 
-var errInCall = errors.New("a thread did not return from a call to the driver")
-
 // prove locks the processes while the threads of their programs are stopped.
 func (s *Suspension) prove(ctx context.Context, guests []*Target) error {
 	return Parallel(guests, func(t *Target) error {
@@ -165,27 +199,12 @@ func (s *Suspension) prove(ctx context.Context, guests []*Target) error {
 	})
 }
 
-// doWithoutAgents continues the processes, locks them as without the library, and stops them again.
-func (s *Suspension) doWithoutAgents(ctx context.Context) error {
+// doWithoutAgents continues the processes, locks them as without the libraries, and stops them again.
+func (s *Suspension) doWithoutAgents(ctx context.Context, reason error) error {
 	if err := session.SignalProcesses(unix.SIGCONT, ProcessesOf(s.Targets)...); err != nil {
 		return err
 	}
-	err := Parallel(s.withAgent(), func(t *Target) error {
-		if t.locked {
-			if err := t.CUDA.Unlock(ctx); err != nil {
-				return err
-			}
-			t.locked = false
-		}
-		return t.agent.Do(ctx, agent.Finish)
-	})
-	if err != nil {
-		return err
-	}
-	for _, t := range s.Targets {
-		t.agent = nil
-	}
-	if err := s.lockAll(ctx); err != nil {
+	if err := s.lockWithoutAgents(ctx, reason); err != nil {
 		return err
 	}
 	if err := s.measure(ctx); err != nil {
