@@ -1,0 +1,206 @@
+package guest
+
+import (
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"golang.org/x/sys/unix"
+
+	"cucriu/internal/testenv"
+)
+
+// movers are jobs whose memory the library moves, with the number of their processes.
+var movers = map[string]struct {
+	processes int
+	args      []string
+}{
+	"vmm":                         {1, []string{"--memory", "vmm"}},
+	"cuMemAlloc":                  {1, []string{"--memory", "alloc"}},
+	"both GPUs":                   {1, []string{"--gpus", "0,1", "--peer", "both"}},
+	"several allocations":         {1, []string{"--ballast", "48", "--ballast-pieces", "3"}},
+	"waits for a stream":          {1, []string{"--spin", "stream-sync"}},
+	"asks for an event":           {1, []string{"--spin", "event-query"}},
+	"threads that never pause":    {1, []string{"--threads", "3", "--burn", "1"}},
+	"the lock of malloc is taken": {1, []string{"--trim"}},
+	"forked workers":              {1, []string{"--loaders", "3"}},
+	"pinned memory":               {1, []string{"--pinned"}},
+	"two processes":               {2, []string{"--procs", "2"}},
+	"two ranks":                   {2, []string{"--ranks", "2"}},
+}
+
+// TestTheGuestMovesTheMemory out and back, twice while the job goes on, and then with the job.
+func TestTheGuestMovesTheMemory(t *testing.T) {
+	testenv.Parallel(t)
+	for name, job := range movers {
+		t.Run(name, func(t *testing.T) {
+			testenv.Isolated(t, func(t *testing.T) {
+				size, room := "64", "400"
+				if testenv.RealDriver() {
+					size = "1024"
+				}
+				host := testenv.NewHost(t, 2, "--mib-per-gpu", room)
+				j := host.StartUnder([]string{"/usr/bin/env", "LD_PRELOAD=" + library(t)}, job.processes, append(job.args, "--mib", size)...)
+				j.Runs()
+				for range 2 {
+					moved(t, host, host.TryDump(j, testenv.NewImages(t), "-R"))
+					host.WaitOutcome("running")
+					j.Runs()
+				}
+				images := testenv.NewImages(t)
+				moved(t, host, host.TryDump(j, images))
+				host.Restore(images)
+				j.Runs()
+				j.Check()
+			})
+		})
+	}
+}
+
+func moved(t *testing.T, host *testenv.Host, run testenv.CriuRun) {
+	t.Helper()
+	if run.Err != nil {
+		t.Fatalf("criu dump: %v\n%s", run.Err, run.Lines())
+	}
+	sessions := host.Sessions()
+	for _, m := range sessions[len(sessions)-1].Members {
+		if !m.Moved || strings.Contains(run.Log, "the driver moves the memory") {
+			t.Errorf("the library did not move the memory of process %d: %s", m.PID, run.Lines())
+		}
+	}
+}
+
+// startWithGuest starts a job with memory that the library moves.
+func startWithGuest(t *testing.T, host *testenv.Host, args ...string) *testenv.Job {
+	t.Helper()
+	job := host.StartUnder([]string{"/usr/bin/env", "LD_PRELOAD=" + library(t)}, 1, append(args, "--mib", "64")...)
+	job.Runs()
+	return job
+}
+
+// TestWhereACallDoesNotEndTheDriverMovesTheMemory, or the job runs on.
+func TestWhereACallDoesNotEndTheDriverMovesTheMemory(t *testing.T) {
+	testenv.Parallel(t)
+	for name, test := range map[string]struct {
+		fault  string
+		dumped bool
+	}{
+		"after the gate was closed":  {"lock return 600 skip 1 times 1", true},
+		"when the process stands":    {"lock return 600 skip 2 times 1", true},
+		"when the memory has moved":  {"lock return 600 skip 3 times 1", false},
+		"the driver cannot unlock":   {"unlock return 999 times 1", false},
+		"or not once it stands":      {"unlock return 999 skip 2 times 1", false},
+		"there is no room for parts": {"", true},
+	} {
+		t.Run(name, func(t *testing.T) {
+			testenv.Simulated(t, func(t *testing.T) {
+				host := testenv.NewHost(t, 1, "--mib-per-gpu", "200")
+				job := startWithGuest(t, host)
+				var full *testenv.Job
+				if test.fault != "" {
+					host.Faults(test.fault)
+				} else { // the library needs 2 MiB to rehearse
+					full = host.Start(1, "--mib", "133")
+					full.Runs()
+				}
+				images := testenv.NewImages(t)
+				run := host.TryDump(job, images)
+				if (run.Err == nil) != test.dumped {
+					t.Fatalf("criu dump: %v\n%s", run.Err, run.Lines())
+				}
+				if !test.dumped {
+					host.WaitOutcome("running")
+					job.Runs()
+					job.Check()
+					return
+				}
+				if !strings.Contains(run.Log, "the driver moves the memory") {
+					t.Errorf("nobody says so: %s", run.Lines())
+				}
+				if full != nil {
+					full.Kill()
+				}
+				host.Faults()
+				host.Restore(images)
+				job.Runs()
+				job.Check()
+			})
+		})
+	}
+}
+
+// TestMovedMemoryWaitsForRoom if another process has taken it meanwhile.
+func TestMovedMemoryWaitsForRoom(t *testing.T) {
+	testenv.Simulated(t, func(t *testing.T) {
+		host := testenv.NewHost(t, 1, "--mib-per-gpu", "100")
+		job := startWithGuest(t, host)
+		marks := t.TempDir()
+		host.UseFailpoint("dump.moved=run " + testenv.WaitsForGo(t, marks))
+		criu := host.CriuCommand("dump", testenv.NewImages(t), "-t", job.Root())
+		if err := criu.Start(); err != nil {
+			t.Fatal(err)
+		}
+		testenv.Eventually(t, testenv.Soon, "the memory is on the host", func() bool {
+			_, err := os.Stat(filepath.Join(marks, "reached"))
+			return err == nil
+		})
+		other := host.Start(1, "--mib", "64")
+		other.Runs()
+		host.KillHook(criu.Process.Pid)
+		_ = criu.Wait()
+		testenv.Eventually(t, testenv.Soon, "the session says what it lacks", func() bool {
+			sessions := host.Sessions()
+			return strings.Contains(sessions[len(sessions)-1].Message, "no room for its memory")
+		})
+		other.Kill()
+		host.WaitOutcome("running")
+		job.Runs()
+		job.Check()
+	})
+}
+
+func TestAJobWithMovedMemoryIsLeftStopped(t *testing.T) {
+	testenv.Simulated(t, func(t *testing.T) {
+		host := testenv.NewHost(t, 1, "--mib-per-gpu", "200")
+		job := startWithGuest(t, host)
+		images := testenv.DumpAndLeave(t, host, job, "-s")
+		if !job.Stopped() {
+			t.Fatal("cucriu dump -s left the job running")
+		}
+		job.Signal(unix.SIGCONT)
+		job.Runs()
+		job.Kill()
+		testenv.Exits(t, host, 0, "restore", "-D", images, "-s")
+		if !job.Stopped() {
+			t.Fatal("cucriu restore -s left the job running")
+		}
+		job.Signal(unix.SIGCONT)
+		job.Runs()
+		job.Check()
+	})
+}
+
+// TestMovedMemoryIsSuspended, and what was killed meanwhile is brought back by a resume.
+func TestMovedMemoryIsSuspended(t *testing.T) {
+	testenv.Parallel(t)
+	for _, point := range []string{"", "suspend.gated=kill", "suspend.move=kill", "suspend.moved=kill", "suspend.park=kill", "suspend.release=error"} {
+		t.Run(point, func(t *testing.T) {
+			testenv.Simulated(t, func(t *testing.T) {
+				host := testenv.NewHost(t, 1, "--mib-per-gpu", "200")
+				job := startWithGuest(t, host, "--spin", "stream-sync")
+				if point != "" {
+					if out, err := testenv.Failing(t, host, point, "suspend", "-p", job.Root()); err == nil {
+						t.Fatalf("the suspend did not fail:\n%s", out)
+					}
+					host.WaitOutcome("running")
+				} else {
+					testenv.Exits(t, host, 0, "suspend", "-p", job.Root())
+					testenv.Exits(t, host, 0, "resume", "-p", job.Root())
+				}
+				job.Runs()
+				job.Check()
+			})
+		})
+	}
+}
