@@ -14,7 +14,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
-	"regexp"
+	"slices"
 	"strings"
 	"time"
 
@@ -65,6 +65,11 @@ func (e *ResultError) Error() string {
 	return fmt.Sprintf("the library in the job (%v): CUDA error %d", e.Command, e.Result)
 }
 
+// Answered reports whether an error of [Agent.Do] is the agent's own, which has done with the command.
+func Answered(err error) bool {
+	return errors.Is(err, ErrBusy) || errors.Is(err, ErrNothing) || errors.As(err, new(*ResultError))
+}
+
 // mailbox is struct mailbox of agent.c.
 type mailbox struct {
 	Magic         [8]byte
@@ -73,18 +78,16 @@ type mailbox struct {
 	Result        int32
 	State         State
 	Closed        uint32
-	Memory, Moved uint64
+	Memory        uint64
+	Moved         uint64    // grows while a command gets on
+	Threads       [17]int32 // of the library, as their own pid namespace numbers them; or 0
 }
 
 const (
 	symbol        = "cucriu_guest"
 	version       = 1
-	threadName    = "cucriu-guest"
 	commandOffset = 12
 )
-
-// drivers is how the driver names its threads. One of them is the restore thread.
-var drivers = regexp.MustCompile(`^cuda(-EvtHandlr|[0-9]+)$`)
 
 var magic = [8]byte{'c', 'u', 'c', 'r', 'i', 'u', 1}
 
@@ -106,17 +109,19 @@ func Find(process *proc.Process) (*Agent, error) {
 			continue
 		}
 		offset, err := mailboxIn(fmt.Sprintf("/proc/%d/map_files/%x-%x", process.PID, m.StartAddr, m.EndAddr))
-		if err != nil {
+		if errors.Is(err, elf.ErrNoSymbols) {
 			continue // another library
+		}
+		if err != nil {
+			return nil, fmt.Errorf("%s in process %d: %w", name, process.PID, err)
 		}
 		a := &Agent{process, uint64(m.StartAddr) + offset}
 		box, err := a.read()
 		if err != nil {
 			return nil, err
 		}
-		tids, err := a.threads(isOurs)
-		if err != nil || box.Magic != magic || box.Version != version || len(tids) == 0 {
-			return nil, err
+		if box.Threads[0] == 0 || box.Version != version {
+			return nil, nil // it has no memory yet, or is of another time
 		}
 		return a, nil
 	}
@@ -147,10 +152,14 @@ func mailboxIn(path string) (offset uint64, err error) {
 
 func (a *Agent) read() (box mailbox, err error) {
 	data := make([]byte, binary.Size(box))
-	if err := a.process.ReadMemory(data, a.address); err != nil {
-		return box, err
+	err = a.process.ReadMemory(data, a.address)
+	if err == nil {
+		err = binary.Read(bytes.NewReader(data), binary.LittleEndian, &box)
 	}
-	return box, binary.Read(bytes.NewReader(data), binary.LittleEndian, &box)
+	if err == nil && box.Magic != magic {
+		err = fmt.Errorf("process %d has executed another program, or its library is damaged", a.process.PID)
+	}
+	return box, err
 }
 
 // State returns where the memory is, and whether the gate is closed.
@@ -159,19 +168,13 @@ func (a *Agent) State() (state State, closed bool, err error) {
 	return box.State, box.Closed != 0, err
 }
 
-// patience is how long a command may go on without moving anything, and helpAfter how long it has to wait for help.
-const patience, helpAfter = 10 * time.Second, 300 * time.Millisecond
+// patience is how long a command may go on without getting anywhere.
+const patience = 10 * time.Second
 
 // Do has the agent obey a command, which must be able to run. If an earlier one is under way, it waits for
-// that first. After an error other than those of a command it may yet be obeyed.
+// that first. After an error that [Answered] does not know, the command may yet be obeyed.
 func (a *Agent) Do(ctx context.Context, c Command) error {
-	return a.DoHelped(ctx, c, func() error { return nil })
-}
-
-// DoHelped is Do for a command that may have to wait for a thread that is stopped: help is called each time
-// that nothing has moved for a while.
-func (a *Agent) DoHelped(ctx context.Context, c Command, help func() error) error {
-	box, err := a.await(ctx, c, help, func(box *mailbox) bool { return box.Done == box.Command })
+	box, err := a.await(ctx, c, func(box *mailbox) bool { return box.Done == box.Command })
 	if err != nil {
 		return err
 	}
@@ -188,7 +191,7 @@ func (a *Agent) DoHelped(ctx context.Context, c Command, help func() error) erro
 	if c == Finish { // its threads may wait for work of the program's
 		obeyed = func(box *mailbox) bool { return box.Done == command || box.Closed == 0 }
 	}
-	if box, err = a.await(ctx, c, help, obeyed); err != nil {
+	if box, err = a.await(ctx, c, obeyed); err != nil {
 		return err
 	}
 	switch {
@@ -203,24 +206,18 @@ func (a *Agent) DoHelped(ctx context.Context, c Command, help func() error) erro
 }
 
 // await waits until the mailbox says what is waited for, as long as something moves.
-func (a *Agent) await(ctx context.Context, c Command, help func() error, done func(*mailbox) bool) (mailbox, error) {
-	moved, since, helped := uint64(0), time.Now(), time.Now()
+func (a *Agent) await(ctx context.Context, c Command, done func(*mailbox) bool) (mailbox, error) {
+	moved, since := uint64(0), time.Now()
 	for pause := 50 * time.Microsecond; ; pause = min(2*pause, time.Millisecond) {
 		box, err := a.read()
 		if err != nil || done(&box) {
 			return box, err
 		}
 		if box.Moved != moved {
-			moved, since, helped = box.Moved, time.Now(), time.Now()
+			moved, since = box.Moved, time.Now()
 		}
 		if time.Since(since) > patience {
 			return box, fmt.Errorf("the library in process %d did not answer within %v (%v)", a.process.PID, patience, c)
-		}
-		if time.Since(helped) > helpAfter {
-			if err := help(); err != nil {
-				return box, err
-			}
-			helped = time.Now()
 		}
 		select {
 		case <-ctx.Done():
@@ -232,7 +229,7 @@ func (a *Agent) await(ctx context.Context, c Command, help func() error, done fu
 
 // wake has the agent look into its mailbox: a thread that has been traced begins its wait anew.
 func (a *Agent) wake(ctx context.Context) error {
-	tids, err := a.threads(isOurs)
+	tids, err := a.threads()
 	if err != nil {
 		return err
 	}
@@ -241,29 +238,50 @@ func (a *Agent) wake(ctx context.Context) error {
 	return errors.Join(err, tracer.Release(ctx))
 }
 
-// Helpers returns the threads that a command needs while the program's own are stopped: the library's, and the
-// driver's. The gate holds whatever else has such a name.
+// Helpers returns the threads, besides the restore thread, that a command needs while the program's own are
+// stopped: the library's, and the driver's.
 func (a *Agent) Helpers() ([]int, error) {
-	return a.threads(func(name string) bool { return isOurs(name) || drivers.MatchString(name) })
+	const driver = "cuda-EvtHandlr" // one for each GPU
+	found, err := a.threads()
+	if err != nil {
+		return nil, err
+	}
+	tids, err := proc.Threads(a.process.PID)
+	if err != nil {
+		return nil, err
+	}
+	for _, tid := range tids {
+		stat, err := proc.ThreadStat(a.process.PID, tid)
+		if err != nil && !errors.Is(err, proc.ErrGone) {
+			return nil, err
+		}
+		if err == nil && stat.Comm == driver && tid != a.process.PID {
+			found = append(found, tid)
+		}
+	}
+	return found, nil
 }
 
-func isOurs(name string) bool { return name == threadName }
-
-func (a *Agent) threads(wanted func(name string) bool) ([]int, error) {
+// threads returns the library's threads.
+func (a *Agent) threads() ([]int, error) {
+	box, err := a.read()
+	if err != nil {
+		return nil, err
+	}
 	tids, err := proc.Threads(a.process.PID)
 	if err != nil {
 		return nil, err
 	}
 	var found []int
 	for _, tid := range tids {
-		stat, err := proc.ThreadStat(a.process.PID, tid)
+		status, err := proc.ReadStatus(tid)
 		if errors.Is(err, proc.ErrGone) {
 			continue
 		}
 		if err != nil {
 			return nil, err
 		}
-		if wanted(stat.Comm) {
+		if id := status.ImagePID(); id > 0 && tid != a.process.PID && slices.Contains(box.Threads[:], int32(id)) {
 			found = append(found, tid)
 		}
 	}

@@ -29,7 +29,9 @@ func (s *Suspension) Lock(ctx context.Context) error {
 		}
 	}
 	if s.Session != nil { // else an operator locks, which goes no further
-		s.prepareAgents(ctx)
+		if err := s.prepareAgents(ctx); err != nil {
+			return err
+		}
 	}
 	if err := s.lockAll(ctx); err != nil {
 		return err
@@ -205,7 +207,7 @@ func (l *locking) ask(ctx context.Context, t *Target) {
 		soonest := time.After(min(leastTry, try))
 		answer := lockAnswer{Target: t}
 		answer.err = l.Session.SpanOf(t.PID, "lock", func() (err error) {
-			answer.gotIt, err = t.tryLock(call, try)
+			answer.gotIt, err = l.tryLock(call, t, try)
 			return err
 		})
 		if !answer.gotIt && answer.err == nil {

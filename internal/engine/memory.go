@@ -23,52 +23,86 @@ import (
 //
 //	prepare   the library starts its threads
 //	close     from now on the program's calls to the driver wait at the library's gate
-//	lock      as without the library; it is let go again, so that calls which waited for it end
-//	stop      every thread
-//	proof     the driver can lock the process while the program's threads are stopped, so none of
-//	          them is in a call. If it cannot, everything is continued, and the driver has to do the work
-//	out       with the driver's threads and the library's alone; then the process is locked for good
+//	lock      as without the library; it is let go again, and taken and let go once more, so that calls
+//	          which had begun end
+//	stop      every thread; those of the program are parked
+//	proof     the driver can lock the process while the program's threads are parked, so none of them
+//	          is in a call. If it cannot, everything is continued, and the driver has to do the work
+//	out       with the driver's threads and the library's alone; then the process is locked for good,
+//	          and these are parked, too
 //
 // The copies are in new private memory of the process, as those of the driver, and from here on nothing
-// tells the two apart. On the way back the driver's state comes first, then what the library has moved, and
-// the gate is opened last.
+// tells the two apart. On the way back the driver's state comes first, then what the library has moved, while
+// the program is parked again, and the gate is opened last.
 
-// prepareAgents finds the libraries, and has them get ready. The driver does the work where one cannot.
-func (s *Suspension) prepareAgents(ctx context.Context) {
+// prepareAgents finds the libraries, and has them get ready. The driver does the work where one cannot. What stays
+// stopped can be no part of this.
+func (s *Suspension) prepareAgents(ctx context.Context) error {
+	if len(stoppedBefore(s.Targets)) > 0 {
+		return nil
+	}
 	ctx, cancel := context.WithTimeout(ctx, s.Config.Lock.Try)
 	defer cancel()
 	_ = Parallel(s.Targets, func(t *Target) error {
-		if t.Member.Stopped {
-			return nil
-		}
 		a, err := agent.Find(t.Process)
-		if err != nil || a == nil {
-			return nil // whoever needs the process says so
-		}
-		err = s.Session.SpanOf(t.PID, "prepare", func() error { return a.Do(ctx, agent.Prepare) })
-		if errors.Is(err, agent.ErrNothing) {
+		if err == nil && a == nil {
 			return nil
 		}
-		if err != nil {
-			s.Log.Info("the driver moves the memory of a process, which is slower", "pid", t.PID, "reason", err)
-			return nil
+		if err == nil {
+			err = s.Session.SpanOf(t.PID, "prepare", func() error { return a.Do(ctx, agent.Prepare) })
 		}
-		t.agent = a
+		if err == nil {
+			t.agent = a
+		} else if !errors.Is(err, agent.ErrNothing) {
+			s.sayDriverMoves(t, err)
+		}
 		return nil
 	})
+	guests := s.withAgent()
+	if len(guests) == 0 {
+		return nil
+	}
+	for _, t := range guests {
+		t.Member.Gated = true
+	}
+	s.Session.Version = journal.GatedVersion
+	return s.Session.Save()
+}
+
+func (s *Suspension) sayDriverMoves(t *Target, reason error) {
+	s.Log.Info("the driver moves the memory of a process, which is slower", "pid", t.PID, "reason", reason)
 }
 
 func (s *Suspension) withAgent() []*Target {
 	return slices.DeleteFunc(slices.Clone(s.Targets), func(t *Target) bool { return t.agent == nil })
 }
 
-// tryLock closes the gate and locks. Without an answer the driver has to do the work; if the gate closes later, the way
-// back opens it.
-func (t *Target) tryLock(ctx context.Context, try time.Duration) (bool, error) {
-	if t.agent != nil && t.agent.Do(ctx, agent.Close) != nil {
-		t.agent = nil
+// tryLock closes the gate and locks. If that does not go at once, the driver has to do the work: its lock lets calls
+// that only ask or wait begin, and work of the GPUs may not end without them.
+func (s *Suspension) tryLock(ctx context.Context, t *Target, try time.Duration) (bool, error) {
+	if t.agent != nil {
+		if err := t.agent.Do(ctx, agent.Close); err != nil {
+			s.goWithout(ctx, t, err)
+		}
 	}
-	return t.CUDA.TryLock(ctx, try)
+	got, err := t.CUDA.TryLock(ctx, try)
+	if err == nil && !got && t.agent != nil {
+		s.goWithout(ctx, t, errInCall)
+	}
+	return got, err
+}
+
+var errInCall = errors.New("a call to the driver did not end")
+
+// goWithout opens the gate of a process that runs. If the library does not answer, the way back opens it.
+func (s *Suspension) goWithout(ctx context.Context, t *Target, reason error) {
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), s.Config.Lock.Try)
+	defer cancel()
+	s.sayDriverMoves(t, reason)
+	if t.agent.Do(ctx, agent.Finish) == nil {
+		s.Session.Update(func() { t.Member.Gated = false })
+	}
+	t.agent = nil
 }
 
 func (t *Target) unlock(ctx context.Context) error {
@@ -109,26 +143,19 @@ func (s *Suspension) letCallsEnd(ctx context.Context) error {
 	return s.Session.Failpoint(ctx, string(s.Session.Kind)+".gated")
 }
 
-var errInCall = errors.New("a call to the driver did not end")
-
 // lockWithoutAgents opens the gates again, and locks as without the libraries. The processes must run.
 func (s *Suspension) lockWithoutAgents(ctx context.Context, reason error) error {
-	s.Log.Info("the driver moves the memory of the job, which is slower", "reason", reason)
 	err := Parallel(s.withAgent(), func(t *Target) error {
 		state, err := t.CUDA.State(ctx)
 		if err == nil && state == cudackpt.StateLocked {
 			err = t.CUDA.Unlock(ctx)
 		}
-		if err != nil {
-			return err
-		}
-		return t.agent.Do(ctx, agent.Finish)
+		s.goWithout(ctx, t, reason)
+		t.locked = false
+		return err
 	})
 	if err != nil {
 		return err
-	}
-	for _, t := range s.withAgent() {
-		t.agent, t.locked = nil, false
 	}
 	return s.lockAll(ctx)
 }
@@ -139,13 +166,12 @@ func (s *Suspension) MoveMemory(ctx context.Context) error {
 	if len(guests) == 0 {
 		return nil
 	}
+	outer := ctx
 	ctx, cancel := context.WithTimeout(ctx, s.Config.Checkpoint.Timeout)
 	defer cancel()
-	err := s.prove(ctx, guests)
-	if errors.Is(err, errInCall) {
-		return s.doWithoutAgents(ctx, err)
-	}
-	if err != nil {
+	if err := s.prove(ctx, guests); errors.Is(err, errInCall) {
+		return s.doWithoutAgents(outer, err)
+	} else if err != nil {
 		return err
 	}
 	if err := s.measure(ctx); err != nil {
@@ -161,16 +187,12 @@ func (s *Suspension) MoveMemory(ctx context.Context) error {
 		if err := t.noteBefore(); err != nil {
 			return err
 		}
-		return t.withHelpers(ctx, t.agent, func() error {
+		return t.withHelpers(ctx, func() error {
 			if err := t.CUDA.Unlock(ctx); err != nil {
 				return err
 			}
-			err := s.Session.SpanOf(t.PID, "move out", func() error { return t.agent.DoHelped(ctx, agent.Out, t.nudge) })
-			if state, _, stateErr := t.agent.State(); err != nil && (stateErr != nil || state != agent.Prepared) {
+			if err := s.moveOut(ctx, t); err != nil {
 				return err
-			} else if err != nil { // nothing was changed
-				s.Log.Info("the driver moves the memory of a process, which is slower", "pid", t.PID, "reason", err)
-				s.Session.Update(func() { t.Member.Moved = false })
 			}
 			if err := s.Session.Failpoint(ctx, string(s.Session.Kind)+".moved"); err != nil {
 				return err
@@ -185,10 +207,39 @@ func (s *Suspension) MoveMemory(ctx context.Context) error {
 	})
 }
 
-// prove locks the processes while the threads of their programs are stopped.
+// moveOut has the library move the memory. If it says that it has not, the driver does it.
+func (s *Suspension) moveOut(ctx context.Context, t *Target) error {
+	err := s.Session.SpanOf(t.PID, "move out", func() error { return t.obey(ctx, s.Session, agent.Out) })
+	if !agent.Answered(err) {
+		return err
+	}
+	state, _, stateErr := t.agent.State()
+	if stateErr != nil || state != agent.Prepared {
+		return errors.Join(err, stateErr)
+	}
+	s.sayDriverMoves(t, err)
+	s.Session.Update(func() { t.Member.Moved = false })
+	return nil
+}
+
+// obey has the library in a process do something while the program's threads are parked.
+func (t *Target) obey(ctx context.Context, s *session.Session, c agent.Command) error {
+	return stepOutFor(ctx, s, t, t.agent.Helpers, func() error { return t.agent.Do(ctx, c) })
+}
+
+// prove parks the program's threads, and locks the processes: no thread is in a call then.
 func (s *Suspension) prove(ctx context.Context, guests []*Target) error {
 	return Parallel(guests, func(t *Target) error {
-		return t.withHelpers(ctx, t.agent, func() error {
+		helpers, err := t.helpers(ctx)
+		if err != nil {
+			return err
+		}
+		if err := hold(ctx, s.Session, t, helpers...); errors.Is(err, inject.ErrFiltered) {
+			return fmt.Errorf("%w: %w", errInCall, err) // only the stop would hold the program
+		} else if err != nil {
+			return err
+		}
+		return t.withHelpers(ctx, func() error {
 			got, err := t.CUDA.TryLock(ctx, s.Config.Lock.Try)
 			if err == nil && !got {
 				err = errInCall
@@ -201,6 +252,14 @@ func (s *Suspension) prove(ctx context.Context, guests []*Target) error {
 
 // doWithoutAgents continues the processes, locks them as without the libraries, and stops them again.
 func (s *Suspension) doWithoutAgents(ctx context.Context, reason error) error {
+	ctx, cancel := context.WithTimeout(ctx, s.PatienceForAll())
+	defer cancel()
+	for _, t := range s.withAgent() {
+		if err := returnThreads(ctx, t.PID, s.Session.ParkedFile(t.PID)); err != nil {
+			return err
+		}
+		t.Parked = nil
+	}
 	if err := session.SignalProcesses(unix.SIGCONT, ProcessesOf(s.Targets)...); err != nil {
 		return err
 	}
@@ -213,18 +272,24 @@ func (s *Suspension) doWithoutAgents(ctx context.Context, reason error) error {
 	return s.Stop(ctx)
 }
 
-// withHelpers does something while, of a stopped process, the threads of the driver and of the library run.
-func (t *Target) withHelpers(ctx context.Context, a *agent.Agent, do func() error) error {
-	tids, err := a.Helpers()
+// helpers returns the threads that run while the program's are parked.
+func (t *Target) helpers(ctx context.Context) ([]int, error) {
+	tids, err := t.agent.Helpers()
 	if err != nil {
-		return err
+		return nil, err
 	}
 	tid, err := t.CUDA.RestoreThreadID(ctx)
+	if err == nil && !slices.Contains(tids, tid) {
+		tids = append(tids, tid)
+	}
+	return tids, err
+}
+
+// withHelpers does something while, of a stopped process, the threads of the driver and of the library run.
+func (t *Target) withHelpers(ctx context.Context, do func() error) error {
+	tids, err := t.helpers(ctx)
 	if err != nil {
 		return err
-	}
-	if !slices.Contains(tids, tid) {
-		tids = append(tids, tid)
 	}
 	tracer := inject.NewTracer()
 	err = tracer.Run(tids...)
@@ -232,17 +297,6 @@ func (t *Target) withHelpers(ctx context.Context, a *agent.Agent, do func() erro
 		err = do()
 	}
 	return errors.Join(err, ReleaseThreads(context.WithoutCancel(ctx), tracer, []*Target{t}))
-}
-
-// nudge lets the threads of a stopped process run for a moment. One of them may have a lock that the library or the
-// driver waits for; none gets through the gate.
-func (t *Target) nudge() error {
-	const moment = 5 * time.Millisecond
-	if err := t.Signal(unix.SIGCONT); err != nil {
-		return err
-	}
-	time.Sleep(moment)
-	return t.Signal(unix.SIGSTOP)
 }
 
 // noteBefore notes what is mapped before the memory of the GPUs comes. What it finds first counts.
@@ -256,28 +310,42 @@ func (t *Target) noteBefore() (err error) {
 	return err
 }
 
+// findAgent finds the library of a process on the way back. One that may hold its process back must be there.
+func (t *Target) findAgent() (state agent.State, closed bool, err error) {
+	a, err := agent.Find(t.Process)
+	if err == nil && a != nil {
+		state, closed, err = a.State()
+	}
+	t.agent = a
+	switch {
+	case !t.Member.Gated && err != nil:
+		t.agent = nil
+		return agent.Idle, false, nil
+	case t.Member.Gated && a == nil:
+		return agent.Idle, false, errors.Join(fmt.Errorf("process %d (%s): the library that holds its calls to the driver back is not found in it", t.PID, t.Member.Name), err)
+	}
+	return state, closed, err
+}
+
 // moveBack has the libraries bring back what they have moved. The processes are stopped, and their driver's state is
-// there. If a restore waits for a decision, they are parked again.
+// there.
 func (b *wayBack) moveBack(ctx context.Context) error {
 	return b.parallel(func(t *Target) error {
-		a, err := agent.Find(t.Process)
-		if err == nil && a == nil && t.Member.Moved {
-			err = fmt.Errorf("process %d (%s): the library that has moved its GPU memory is not found in it", t.PID, t.Member.Name)
-		}
-		if err != nil || a == nil {
-			return err
-		}
-		state, closed, err := a.State()
-		if err == nil && b.Kind == journal.KindRestore && t.Member.Moved && state == agent.Idle {
+		state, closed, err := t.findAgent()
+		if err == nil && b.Kind == journal.KindRestore && t.Member.Gated && state == agent.Idle {
 			err = fmt.Errorf("process %d (%s): the library in it does not know where its GPU memory is", t.PID, t.Member.Name)
 		}
 		if err != nil || state == agent.Idle && !closed {
 			return err
 		}
-		if err := returnThreads(ctx, t.PID, b.ParkedFile(t.PID)); err != nil {
+		helpers, err := t.helpers(ctx)
+		if err != nil {
 			return err
 		}
-		return t.withHelpers(ctx, a, func() error {
+		if err := hold(ctx, b.Session, t, helpers...); err != nil && !errors.Is(err, inject.ErrFiltered) {
+			return err
+		}
+		return t.withHelpers(ctx, func() error {
 			state, err := t.CUDA.State(ctx)
 			if err == nil && state == cudackpt.StateLocked {
 				err = t.CUDA.Unlock(ctx)
@@ -288,7 +356,7 @@ func (b *wayBack) moveBack(ctx context.Context) error {
 			if err := b.Failpoint(ctx, string(b.Kind)+".back.moving"); err != nil {
 				return err
 			}
-			err = b.SpanOf(t.PID, "move in", func() error { return a.DoHelped(ctx, agent.In, t.nudge) })
+			err = b.SpanOf(t.PID, "move in", func() error { return t.obey(ctx, b.Session, agent.In) })
 			if failed := new(agent.ResultError); errors.As(err, &failed) && failed.Result == int32(cudackpt.ResultOutOfMemory) {
 				return fmt.Errorf("process %d (%s): the GPUs have no room for its memory any more: %w", t.PID, t.Member.Name, err)
 			}
@@ -297,24 +365,33 @@ func (b *wayBack) moveBack(ctx context.Context) error {
 	})
 }
 
-// openGates lets the programs' calls begin again.
-func (b *wayBack) openGates(ctx context.Context) error {
-	return b.parallel(func(t *Target) error {
-		a, err := agent.Find(t.Process)
-		if err != nil || a == nil {
-			return err
-		}
-		if state, closed, err := a.State(); err != nil || state == agent.Idle && !closed {
-			return err
-		}
-		return a.Do(ctx, agent.Finish)
-	})
-}
-
-// holdAgain parks what moveBack has unparked, for a restore that waits for a decision.
+// holdAgain parks all threads of what moveBack has brought back, for a restore that waits for a decision.
 func (b *wayBack) holdAgain(ctx context.Context) error {
 	if b.Kind != journal.KindRestore || !b.Hold.Undecided() {
 		return nil
 	}
-	return b.parkUnparked(ctx)
+	return b.parallel(func(t *Target) error {
+		if t.agent == nil {
+			return nil
+		}
+		tid, err := t.CUDA.RestoreThreadID(ctx)
+		if err != nil {
+			return err
+		}
+		return hold(ctx, b.Session, t, tid)
+	})
+}
+
+// openGates lets the programs' calls begin again. The processes run already, so one that ends is its own affair.
+func (b *wayBack) openGates(ctx context.Context) error {
+	return b.parallel(func(t *Target) error {
+		state, closed, err := t.findAgent()
+		if err == nil && (state != agent.Idle || closed) {
+			err = t.agent.Do(ctx, agent.Finish)
+		}
+		if err != nil && t.Exiting() {
+			return nil
+		}
+		return err
+	})
 }

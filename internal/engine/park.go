@@ -35,6 +35,16 @@ func Park(ctx context.Context, s *session.Session, process *proc.Process, except
 	}
 }
 
+// hold parks the threads of a stopped process, except for those in except, whichever are parked already. In
+// between its stop alone holds it.
+func hold(ctx context.Context, s *session.Session, t *Target, except ...int) (err error) {
+	if err := returnThreads(ctx, t.PID, s.ParkedFile(t.PID)); err != nil {
+		return err
+	}
+	t.Parked, err = Park(ctx, s, t.Process, except...)
+	return err
+}
+
 // Park parks the CUDA processes. A process that cannot be parked (by this kernel or architecture, or
 // because the run directory is full) is held by its stop alone.
 func (s *Suspension) Park(ctx context.Context) error {
@@ -45,7 +55,11 @@ func (s *Suspension) Park(ctx context.Context) error {
 		if err != nil {
 			return err
 		}
-		t.Parked, err = Park(ctx, s.Session, t.Process, tid)
+		if t.agent != nil { // the threads that it needed were left out
+			err = hold(ctx, s.Session, t, tid)
+		} else {
+			t.Parked, err = Park(ctx, s.Session, t.Process, tid)
+		}
 		return s.ParkedOrStopped(ctx, t.Process, err)
 	})
 }
@@ -54,10 +68,18 @@ func (s *Suspension) Park(ctx context.Context) error {
 // then waits for a lock that one of these holds, that one is let out of it. If that goes wrong, so does
 // the whole, because a thread may not be parked any more.
 func stepOut(ctx context.Context, s *session.Session, t *Target, do func() error) error {
+	return stepOutFor(ctx, s, t, func() ([]int, error) {
+		tid, err := t.CUDA.RestoreThreadID(ctx) // which answers at once
+		return []int{tid}, err
+	}, do)
+}
+
+// stepOutFor is stepOut for other threads that may wait.
+func stepOutFor(ctx context.Context, s *session.Session, t *Target, waiters func() ([]int, error), do func() error) error {
 	const look = 100 * time.Millisecond
 	done := make(chan error, 1)
 	go func() { done <- do() }()
-	before, waited := inject.LockWait{}, false
+	before := make(map[int]inject.LockWait)
 	var failed error
 	for {
 		select {
@@ -65,12 +87,20 @@ func stepOut(ctx context.Context, s *session.Session, t *Target, do func() error
 			return errors.Join(err, failed)
 		case <-time.After(look):
 		}
-		tid, err := t.CUDA.RestoreThreadID(ctx) // which answers at once
+		tids, err := waiters()
 		if err != nil {
 			continue
 		}
-		wait, waits := inject.WaitsForLock(t.PID, tid)
-		if waits && waited && wait == before {
+		waits := make(map[int]inject.LockWait)
+		for _, tid := range tids {
+			wait, is := inject.WaitsForLock(t.PID, tid)
+			if !is {
+				continue
+			}
+			waits[tid] = wait
+			if last, waited := before[tid]; !waited || last != wait {
+				continue
+			}
 			err := t.prefault.without(ctx, func() error {
 				parked, over, err := inject.StepOut(ctx, t.PID, wait, s.ParkedFile(t.PID))
 				if errors.Is(err, fs.ErrNotExist) { // it is held by its stop alone
@@ -78,15 +108,16 @@ func stepOut(ctx context.Context, s *session.Session, t *Target, do func() error
 				}
 				if err == nil {
 					t.Parked = &parked
-					s.Env.Log.Debug("the driver waited for a lock of a thread that is stopped", "pid", t.PID, "over", over)
+					s.Env.Log.Debug("a lock of a thread that is stopped was waited for", "pid", t.PID, "over", over)
 				}
 				return err
 			})
 			if err != nil {
 				failed = err
 			}
+			break
 		}
-		before, waited = wait, waits
+		before = waits
 	}
 }
 

@@ -26,8 +26,8 @@ const (
 	ManifestVersion  = 2 // the version that a dump writes; version 1 has no parked threads
 	RewrittenVersion = 3 // with pages in shards that other dumps have written
 	ScheduledVersion = 4 // with the scheduling of threads
-	MovedVersion     = 5 // with memory that the library in the job has to bring back
-	latestVersion    = MovedVersion
+	GatedVersion     = 5 // with a process that the library in it holds back
+	latestVersion    = GatedVersion
 	maxManifestBytes = 64 << 20
 	maxProcesses     = 1 << 14
 	maxGPUs          = 1 << 8
@@ -68,8 +68,9 @@ type Process struct {
 	// MemoryBytes is what the process held on each GPU. A GPU that is not in the map was not
 	// used.
 	MemoryBytes map[cudackpt.UUID]uint64 `json:"memory_bytes"`
-	// Moved says that the library in the process has moved GPU memory to the host, and has to bring it back.
-	Moved bool `json:"moved,omitempty"`
+	// Gated says that the library in the process holds its calls to the driver back, and may have GPU memory
+	// to bring back.
+	Gated bool `json:"gated,omitempty"`
 	// Pages are the files that hold its GPU state. If set, criu's images do not contain that
 	// state.
 	Pages *pages.Listing `json:"pages,omitempty"`
@@ -204,8 +205,8 @@ func (m Manifest) Validate() error {
 				return fmt.Errorf("damaged: %v is a %q at %q", gpu.UUID, gpu.Model, gpu.PCIBusID)
 			}
 		}
-		if p.Moved && m.Version < MovedVersion {
-			return fmt.Errorf("damaged: the memory of process %d was moved, but the manifest has version %d", p.PID, m.Version)
+		if p.Gated && m.Version < GatedVersion {
+			return fmt.Errorf("damaged: the library in process %d holds it back, but the manifest has version %d", p.PID, m.Version)
 		}
 		if p.Pages != nil {
 			if err := p.Pages.Validate(); err != nil {

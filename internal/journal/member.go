@@ -19,8 +19,9 @@ type Member struct {
 	PrivateBefore uint64 `json:"private_before,omitempty"`
 	// Pairs is the GPU map for the restore. Without pairs, the process stays on the same GPUs.
 	Pairs []cudackpt.GPUPair `json:"pairs,omitempty"`
-	// Moved says that the library in the process may have moved its GPU memory to the host, and has to bring
-	// it back.
+	// Gated says that the library in the process may hold its calls to the driver back. It must be found again.
+	Gated bool `json:"gated,omitempty"`
+	// Moved says that it may have moved GPU memory to the host, and has to bring it back.
 	Moved bool `json:"moved,omitempty"`
 	// Pages describes the memory that the fast lane has copied, or is to fill in.
 	Pages *MemberPages `json:"pages,omitempty"`

@@ -16,9 +16,12 @@ import (
 // ErrNewer is the error for a record that a newer cucriu has written.
 var ErrNewer = errors.New("a newer cucriu has written it")
 
-// recordVersion is the version that this program writes. Records from before there was a version have
-// 0. They differ only in fields that are absent.
-const recordVersion = 1
+// The versions that this program writes. Records from before there was a version have 0. They differ only
+// in fields that are absent.
+const (
+	recordVersion = 1
+	GatedVersion  = 2 // of a session with a process that the library in it holds back
+)
 
 // Kind is what a session does: dump, restore or suspend.
 type Kind string
@@ -105,8 +108,8 @@ func (r *Record) parse(data []byte) error {
 	if err := json.Unmarshal(data, r); err != nil {
 		return err
 	}
-	if r.Version < 0 || r.Version > recordVersion {
-		return fmt.Errorf("%w: it has version %d, but this cucriu reads versions 0 to %d", ErrNewer, r.Version, recordVersion)
+	if r.Version < 0 || r.Version > GatedVersion {
+		return fmt.Errorf("%w: it has version %d, but this cucriu reads versions 0 to %d", ErrNewer, r.Version, GatedVersion)
 	}
 	for _, member := range r.Members {
 		if err := member.Pages.validate(); err != nil {

@@ -122,7 +122,7 @@ func (d *dump) describe() (image.Manifest, error) {
 	}
 	m := image.Manifest{Version: image.ManifestVersion, Created: time.Now().UTC(), DriverVersion: version, RootPID: root.ImagePID()}
 	for _, t := range d.Targets {
-		p := image.Process{PID: t.Member.ImagePID, Name: t.Member.Name, Stopped: t.Member.Stopped, GPUs: t.Member.GPUs, MemoryBytes: t.Member.MemoryBytes, Moved: t.Member.Moved}
+		p := image.Process{PID: t.Member.ImagePID, Name: t.Member.Name, Stopped: t.Member.Stopped, GPUs: t.Member.GPUs, MemoryBytes: t.Member.MemoryBytes, Gated: t.Member.Gated}
 		if t.Member.Pages != nil {
 			p.Pages = t.Member.Pages.Listing
 		}
@@ -135,8 +135,8 @@ func (d *dump) describe() (image.Manifest, error) {
 	if len(m.Scheduling) > 0 {
 		m.Version = image.ScheduledVersion
 	}
-	if slices.ContainsFunc(m.Processes, func(p image.Process) bool { return p.Moved }) {
-		m.Version = image.MovedVersion
+	if slices.ContainsFunc(m.Processes, func(p image.Process) bool { return p.Gated }) {
+		m.Version = image.GatedVersion
 	}
 	m.Parked, err = d.parkedForImage()
 	return m, err

@@ -3,8 +3,10 @@ package guest
 import (
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -27,7 +29,6 @@ var movers = map[string]struct {
 	"forked workers":              {1, []string{"--loaders", "3"}},
 	"pinned memory":               {1, []string{"--pinned"}},
 	"two processes":               {2, []string{"--procs", "2"}},
-	"two ranks":                   {2, []string{"--ranks", "2"}},
 }
 
 // TestTheGuestMovesTheMemory out and back, twice while the job goes on, and then with the job.
@@ -68,6 +69,54 @@ func moved(t *testing.T, host *testenv.Host, run testenv.CriuRun) {
 		if !m.Moved || strings.Contains(run.Log, "the driver moves the memory") {
 			t.Errorf("the library did not move the memory of process %d: %s", m.PID, run.Lines())
 		}
+	}
+}
+
+// TestRanksMayLeaveItToTheDriver: if one is ahead, they are level only for moments.
+func TestRanksMayLeaveItToTheDriver(t *testing.T) {
+	testenv.Parallel(t)
+	for name, args := range map[string][]string{"level": nil, "one is ahead": {"--ahead"}} {
+		t.Run(name, func(t *testing.T) {
+			testenv.Simulated(t, func(t *testing.T) {
+				host := testenv.NewHost(t, 2, "--mib-per-gpu", "400")
+				job := host.StartUnder([]string{"/usr/bin/env", "LD_PRELOAD=" + library(t)}, 2, append(args, "--ranks", "2", "--mib", "64")...)
+				job.Runs()
+				images := host.Dump(job)
+				host.Restore(images)
+				job.Runs()
+				job.Check()
+			})
+		})
+	}
+}
+
+// TestTheProgramIsNotTakenForTheDriver if it is called as the driver's threads are.
+func TestTheProgramIsNotTakenForTheDriver(t *testing.T) {
+	testenv.Parallel(t)
+	for _, name := range []string{"cuda1", "cuda-EvtHandlr"} {
+		t.Run(name, func(t *testing.T) {
+			testenv.Isolated(t, func(t *testing.T) {
+				host := testenv.NewHost(t, 1, "--mib-per-gpu", "200")
+				program := filepath.Join(t.TempDir(), name)
+				data, err := os.ReadFile(testenv.Artefact(t, "make workload", "build", "workload", "cudawork"))
+				if err == nil {
+					err = os.WriteFile(program, data, 0o755)
+				}
+				if err != nil {
+					t.Fatal(err)
+				}
+				size := "64"
+				if testenv.RealDriver() {
+					size = "1024"
+				}
+				job := host.StartProgram(testenv.Script(t, "LD_PRELOAD="+library(t)+" exec "+program+` "$@"`), 1, "--mib", size)
+				job.Runs()
+				moved(t, host, host.TryDump(job, testenv.NewImages(t), "-R"))
+				host.WaitOutcome("running")
+				job.Runs()
+				job.Check()
+			})
+		})
 	}
 }
 
@@ -155,6 +204,40 @@ func TestMovedMemoryWaitsForRoom(t *testing.T) {
 		})
 		other.Kill()
 		host.WaitOutcome("running")
+		job.Runs()
+		job.Check()
+	})
+}
+
+// TestNothingRunsWhileTheMemoryIsOnTheHost, even if the job is continued.
+func TestNothingRunsWhileTheMemoryIsOnTheHost(t *testing.T) {
+	testenv.Simulated(t, func(t *testing.T) {
+		host := testenv.NewHost(t, 1, "--mib-per-gpu", "200")
+		job := startWithGuest(t, host, "--threads", "3", "--spin", "event-query")
+		marks := t.TempDir()
+		host.UseFailpoint("dump.moved=run " + testenv.WaitsForGo(t, marks))
+		images := testenv.NewImages(t)
+		criu := host.CriuCommand("dump", images, "-t", job.Root())
+		if err := criu.Start(); err != nil {
+			t.Fatal(err)
+		}
+		testenv.Eventually(t, testenv.Soon, "the memory is on the host", func() bool {
+			_, err := os.Stat(filepath.Join(marks, "reached"))
+			return err == nil
+		})
+		before := job.Ticks()
+		job.Signal(unix.SIGCONT)
+		time.Sleep(300 * time.Millisecond) // it is shown that nothing happens
+		if after := job.Ticks(); !slices.Equal(before, after) {
+			t.Errorf("the job has run: from %v to %v", before, after)
+		}
+		if err := os.WriteFile(filepath.Join(marks, "go"), nil, 0o600); err != nil {
+			t.Fatal(err)
+		}
+		if err := criu.Wait(); err != nil {
+			t.Fatal(err)
+		}
+		host.Restore(images)
 		job.Runs()
 		job.Check()
 	})

@@ -29,7 +29,10 @@ enum state { IDLE, PREPARED, EMPTY };
 #define GUEST_BUSY (-1)	   /* a thread of the program was stopped while it had the records */
 #define GUEST_NOTHING (-2) /* there is too little memory for it to be worth while */
 
-/* package guest (mailbox.go) has the same. */
+#define MOST_COPIERS 16
+#define MOST_THREADS (MOST_COPIERS + 1)
+
+/* internal/agent has the same. */
 EXPORT struct mailbox {
 	char magic[8];
 	uint32_t version;
@@ -39,11 +42,11 @@ EXPORT struct mailbox {
 	uint32_t state;
 	uint32_t closed; /* the gate is */
 	uint64_t memory; /* bytes in parts */
-	uint64_t moved;	 /* bytes, by the command that is under way */
+	uint64_t moved;	 /* a number that grows while the command that is under way gets on */
+	int32_t threads[MOST_THREADS]; /* the agent and its copiers, or 0 */
 } cucriu_guest = {.magic = "cucriu\1", .version = 1};
 
 #define NAME "cucriu-guest" /* of the threads */
-#define MOST_COPIERS 16
 #define MOST_GPUS 64
 
 /* Copies with two buffers, through which the GPU and the processor work at the same time. */
@@ -87,10 +90,11 @@ bool start_a_thread(void *(*routine)(void *), void *argument)
 }
 
 /* A thread of ours must not fail a capture of the program's, nor be failed by one. */
-static void begin_thread(void)
+static void begin_thread(size_t number)
 {
 	int relaxed = 2; /* CU_STREAM_CAPTURE_MODE_RELAXED */
 
+	cucriu_guest.threads[number] = (int32_t)syscall(SYS_gettid);
 	prctl(PR_SET_NAME, NAME);
 	driver.cuThreadExchangeStreamCaptureMode(&relaxed);
 }
@@ -201,7 +205,7 @@ static void *copier(void *argument)
 	struct copier *c = argument;
 	uint32_t seen = __atomic_load_n(&round_number, __ATOMIC_ACQUIRE);
 
-	begin_thread();
+	begin_thread(1 + (size_t)(c - copiers));
 	for (bool over = false; !over;) {
 		switch (task) {
 		case BEGIN_THREAD: break;
@@ -209,7 +213,10 @@ static void *copier(void *argument)
 		case COPY_OUT:
 		case COPY_IN: fail(copy(c)); break;
 		case CLEAR_UP: clear_up(c); break;
-		case LEAVE: over = true; break;
+		case LEAVE:
+			cucriu_guest.threads[1 + (c - copiers)] = 0;
+			over = true;
+			break;
 		}
 		if (!__atomic_sub_fetch(&at_work, 1, __ATOMIC_ACQ_REL))
 			futex_wake(&at_work);
@@ -389,18 +396,33 @@ static CUresult put_up(struct memory *m)
 	return r;
 }
 
-static CUresult take_down(struct memory *m)
+static CUresult map_again(const struct memory *m, const struct mapping *until)
 {
 	CUresult r = CUDA_SUCCESS;
 
-	for (struct mapping *p = m->mappings; p; p = p->next) {
-		CUresult one = driver.cuMemUnmap(p->at, m->size);
-		r = r ? r : one;
-	}
-	for (size_t i = 0; i < m->count && !r; i++)
-		r = driver.cuMemRelease(m->parts[i]);
+	for (const struct mapping *p = m->mappings; p != until && !r; p = p->next)
+		if (!(r = memory_map(m, p->at)))
+			r = driver.cuMemSetAccess(p->at, m->size, m->access, m->access_count);
 	return r;
 }
+
+/* All of it, or nothing. */
+static CUresult take_down(struct memory *m)
+{
+	for (struct mapping *p = m->mappings; p; p = p->next) {
+		CUresult r = driver.cuMemUnmap(p->at, m->size);
+		if (r) {
+			map_again(m, p);
+			return r;
+		}
+	}
+	for (size_t i = 0; i < m->count; i++)
+		driver.cuMemRelease(m->parts[i]);
+	m->out = true;
+	return CUDA_SUCCESS;
+}
+
+static void got_on(void) { __atomic_add_fetch(&cucriu_guest.moved, 1, __ATOMIC_RELAXED); }
 
 static void forget_staging(void)
 {
@@ -432,6 +454,7 @@ static CUresult rehearse(struct memory *m)
 static int out(void)
 {
 	size_t size = 0;
+	unsigned long long rehearsed = 0; /* a bit for each GPU */
 	struct memory *m;
 	int r = 0;
 
@@ -439,16 +462,21 @@ static int out(void)
 		return GUEST_BUSY;
 	find_contexts();
 	slice = cucriu_guest.memory < (4ull << 30) ? 1ull << 20 : 4ull << 20;
-	for (m = memory_first(); m; m = m->next)
-		if ((m->moving = can_be_moved(m))) {
-			m->staged = size;
-			size += (m->size + slice - 1) / slice * slice;
-		}
+	for (m = memory_first(); m; m = m->next) {
+		got_on();
+		if (!(m->moving = can_be_moved(m)))
+			continue;
+		m->staged = size;
+		size += (m->size + slice - 1) / slice * slice;
+	}
 	if (!size)
 		r = GUEST_NOTHING;
 	for (m = memory_first(); m && !r; m = m->next)
-		if (m->moving)
+		if (m->moving && !(rehearsed & 1ull << m->wanted.location.id)) {
+			rehearsed |= 1ull << m->wanted.location.id;
 			r = rehearse(m);
+			got_on();
+		}
 	if (!r && (staging = mmap(NULL, size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0)) == MAP_FAILED)
 		r = CUDA_ERROR_OUT_OF_MEMORY;
 	if (!r) {
@@ -461,8 +489,10 @@ static int out(void)
 	if (!r)
 		cucriu_guest.state = EMPTY;
 	for (m = memory_first(); m && !r; m = m->next)
-		if (m->moving && !(r = take_down(m)))
-			m->out = true;
+		if (m->moving) {
+			r = take_down(m);
+			got_on();
+		}
 	parts_give(NULL);
 	return r;
 }
@@ -475,8 +505,11 @@ static int in(void)
 	if (!take_records())
 		return GUEST_BUSY;
 	for (m = memory_first(); m && !r; m = m->next)
-		if (m->out && !(r = put_up(m)))
-			m->out = false;
+		if (m->out) {
+			r = put_up(m);
+			m->out = r != CUDA_SUCCESS;
+			got_on();
+		}
 	if (!r)
 		r = copy_all(COPY_IN);
 	if (!r) {
@@ -522,7 +555,7 @@ static int obey(enum command what)
 static void *agent(void *unused)
 {
 	(void)unused;
-	begin_thread();
+	begin_thread(0);
 	for (;;) {
 		const uint32_t done = cucriu_guest.done, command = __atomic_load_n(&cucriu_guest.command, __ATOMIC_ACQUIRE);
 		if (command == done) {
@@ -551,5 +584,5 @@ void agent_in_a_child(void)
 {
 	started = false;
 	cucriu_guest = (struct mailbox){.magic = "cucriu\1", .version = 1};
-	gate_open();
+	gate_in_a_child();
 }

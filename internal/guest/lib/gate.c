@@ -38,9 +38,10 @@ __attribute__((visibility("hidden"))) uint32_t gate_closed;
 __attribute__((visibility("hidden"))) void *gate_targets[ENTRIES];
 extern char gate_entries[] __attribute__((visibility("hidden")));
 
+/* A child that was forked meanwhile has nobody who opens its gate, and the driver refuses it everything. */
 __attribute__((visibility("hidden"), used)) void gate_wait(void)
 {
-	while (__atomic_load_n(&gate_closed, __ATOMIC_ACQUIRE))
+	while (__atomic_load_n(&gate_closed, __ATOMIC_ACQUIRE) && !driver_forked())
 		futex_wait(&gate_closed, 1, NULL);
 }
 
@@ -88,9 +89,10 @@ __asm__(".text\n"
 	"	jmp *(%r10,%r11,8)\n"
 	".cfi_endproc\n");
 
+static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+
 void *gated(void *function)
 {
-	static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 	static size_t used;
 	size_t i = 0;
 
@@ -105,6 +107,12 @@ void *gated(void *function)
 
 void gate_close(void) { __atomic_store_n(&gate_closed, 1, __ATOMIC_RELEASE); }
 
+void gate_in_a_child(void)
+{
+	lock = (pthread_mutex_t)PTHREAD_MUTEX_INITIALIZER;
+	gate_open();
+}
+
 void gate_open(void)
 {
 	__atomic_store_n(&gate_closed, 0, __ATOMIC_RELEASE);
@@ -115,6 +123,7 @@ void gate_wait(void) {}
 void *gated(void *function) { return function; }
 void gate_close(void) {}
 void gate_open(void) {}
+void gate_in_a_child(void) {}
 #endif
 
 #define IN_A_STREAM(name, parameters, arguments)                                                                       \

@@ -7,6 +7,8 @@
 void *gated(void *function);
 void gate_close(void);
 void gate_open(void);
+/* In a forked child it is open. */
+void gate_in_a_child(void);
 
 /* These leave errno alone. */
 void futex_wait(uint32_t *word, uint32_t value, const struct timespec *most);

@@ -64,7 +64,7 @@ static struct answer export_part(unsigned long long number, size_t part, int *fd
 {
 	ALONE;
 	for (struct memory *m = memory_first(); m; m = m->next)
-		if (number && m->number == number && !m->opened && part < m->count) {
+		if (number && m->number == number && !m->opened && !m->out && part < m->count) {
 			CUresult r = driver.cuMemExportToShareableHandle(fd, m->parts[part], CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR, 0);
 			if (!r)
 				fcntl(*fd, F_SETFD, FD_CLOEXEC);
