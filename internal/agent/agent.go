@@ -14,6 +14,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"regexp"
 	"slices"
 	"strings"
 	"time"
@@ -89,6 +90,9 @@ const (
 	commandOffset = 12
 )
 
+// library is how the library's file is called. The tests have a small one.
+var library = regexp.MustCompile(`^(guest|small).*\.so$`)
+
 var magic = [8]byte{'c', 'u', 'c', 'r', 'i', 'u', 1}
 
 // Agent is the agent of a process.
@@ -105,7 +109,7 @@ func Find(process *proc.Process) (*Agent, error) {
 	}
 	for _, m := range mappings {
 		name := strings.TrimSuffix(filepath.Base(m.Pathname), " (deleted)")
-		if m.Offset != 0 || !strings.HasPrefix(name, "guest") && !strings.HasPrefix(name, "small") || !strings.HasSuffix(name, ".so") {
+		if m.Offset != 0 || !library.MatchString(name) {
 			continue
 		}
 		offset, err := mailboxIn(fmt.Sprintf("/proc/%d/map_files/%x-%x", process.PID, m.StartAddr, m.EndAddr))
@@ -134,11 +138,11 @@ func mailboxIn(path string) (offset uint64, err error) {
 		return 0, err
 	}
 	defer file.Close()
-	library, err := elf.NewFile(file)
+	object, err := elf.NewFile(file)
 	if err != nil {
 		return 0, err
 	}
-	symbols, err := library.DynamicSymbols()
+	symbols, err := object.DynamicSymbols()
 	if err != nil {
 		return 0, err
 	}

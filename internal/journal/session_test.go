@@ -239,7 +239,7 @@ func TestADirectoryIsInOneOpenDumpOnly(t *testing.T) {
 func TestASessionRefusesWhatNobodyWrote(t *testing.T) {
 	for name, text := range map[string]string{
 		"nothing":                    "",
-		"a later version":            `{"version":2,"kind":"dump","criu":{"pid":7}}`,
+		"a later version":            `{"version":3,"kind":"dump","criu":{"pid":7}}`,
 		"no object":                  "[]",
 		"another kind":               `{"kind":"nonsense","criu":{"pid":7}}`,
 		"no criu":                    `{"kind":"dump"}`,
