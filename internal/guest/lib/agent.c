@@ -19,9 +19,9 @@
 #include <unistd.h>
 
 #include "agent.h"
+#include "alloc.h"
 #include "find.h"
 #include "gate.h"
-#include "parts.h"
 
 enum command { PREPARE = 1, CLOSE, OPEN, OUT, IN, FINISH };
 enum state { IDLE, PREPARED, EMPTY };
@@ -307,7 +307,7 @@ static void find_contexts(void)
 		const int d = m->wanted.location.id;
 		unsigned flags;
 		int active = 0;
-		if (d < 0 || d >= MOST_GPUS || contexts[d])
+		if (d < 0 || d >= MOST_GPUS || contexts[d] || (m->companion && !ordinary_lives(m)))
 			continue;
 		if (m->companion)
 			contexts[d] = m->context;
@@ -373,7 +373,7 @@ static bool can_be_moved(struct memory *m)
 {
 	const int d = m->wanted.location.id;
 
-	return m->mappings && !m->shared && !m->opened && !m->ending && d >= 0 && d < MOST_GPUS && contexts[d] && find_access(m);
+	return m->mappings && !m->shared && !m->opened && !m->ending && d >= 0 && d < MOST_GPUS && contexts[d] && (!m->companion || ordinary_lives(m)) && find_access(m);
 }
 
 static CUresult put_up(struct memory *m)

@@ -117,6 +117,12 @@ static bool is_stale(const struct memory *m)
 	return !driver.cuPointerGetAttribute(&id, BUFFER_ID, m->companion) && id != m->id;
 }
 
+bool ordinary_lives(const struct memory *m)
+{
+	unsigned long long id;
+	return !driver.cuPointerGetAttribute(&id, BUFFER_ID, m->companion) && id == m->id;
+}
+
 struct memory *ordinary_at(CUdeviceptr at)
 {
 	CUdeviceptr begin;

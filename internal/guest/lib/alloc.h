@@ -8,6 +8,9 @@ CUresult ordinary_place(struct memory *m, CUdeviceptr companion, CUdeviceptr *ou
 /* The ordinary memory that an address lies in, or NULL. For who has the records for himself. */
 struct memory *ordinary_at(CUdeviceptr at);
 
+/* Whether the companion is there, and so the context: the driver reads that of one that has ended, and crashes. */
+bool ordinary_lives(const struct memory *m);
+
 /* The memory that begins at an address, marked as ending. NULL: there is none, or another thread ends it. */
 struct memory *ordinary_begin_end(CUdeviceptr at, bool opened);
 /* FREED is what the driver answered when the companion was given back. If it did not let it go now, the memory stays. */
