@@ -166,10 +166,17 @@ func (a *Agent) read() (box mailbox, err error) {
 	return box, err
 }
 
-// State returns where the memory is, and whether the gate is closed.
-func (a *Agent) State() (state State, closed bool, err error) {
+// Status is what an agent says of itself.
+type Status struct {
+	State  State
+	Closed bool // the gate is
+	Busy   bool // a command is under way
+}
+
+// Status returns what the agent says of itself.
+func (a *Agent) Status() (Status, error) {
 	box, err := a.read()
-	return box.State, box.Closed != 0, err
+	return Status{box.State, box.Closed != 0, box.Done != box.Command}, err
 }
 
 // patience is how long a command may go on without getting anywhere.
@@ -191,19 +198,15 @@ func (a *Agent) Do(ctx context.Context, c Command) error {
 			return err
 		}
 	}
-	obeyed := func(box *mailbox) bool { return box.Done == command }
-	if c == Finish { // its threads may wait for work of the program's
-		obeyed = func(box *mailbox) bool { return box.Done == command || box.Closed == 0 }
-	}
-	if box, err = a.await(ctx, c, obeyed); err != nil {
+	if box, err = a.await(ctx, c, func(box *mailbox) bool { return box.Done == command }); err != nil {
 		return err
 	}
-	switch {
-	case box.Done != command || box.Result == 0:
+	switch box.Result {
+	case 0:
 		return nil
-	case box.Result == -1:
+	case -1:
 		return ErrBusy
-	case box.Result == -2:
+	case -2:
 		return ErrNothing
 	}
 	return &ResultError{c, box.Result}

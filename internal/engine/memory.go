@@ -213,9 +213,8 @@ func (s *Suspension) moveOut(ctx context.Context, t *Target) error {
 	if !agent.Answered(err) {
 		return err
 	}
-	state, _, stateErr := t.agent.State()
-	if stateErr != nil || state != agent.Prepared {
-		return errors.Join(err, stateErr)
+	if status, statusErr := t.agent.Status(); statusErr != nil || status.State != agent.Prepared {
+		return errors.Join(err, statusErr)
 	}
 	s.sayDriverMoves(t, err)
 	s.Session.Update(func() { t.Member.Moved = false })
@@ -287,16 +286,24 @@ func (t *Target) helpers(ctx context.Context) ([]int, error) {
 
 // withHelpers does something while, of a stopped process, the threads of the driver and of the library run.
 func (t *Target) withHelpers(ctx context.Context, do func() error) error {
-	tids, err := t.helpers(ctx)
-	if err != nil {
-		return err
+	const tries, pause = 10, 10 * time.Millisecond // a thread of the library that was told to end may be about to
+	for try := 1; ; try++ {
+		tids, err := t.helpers(ctx)
+		if err != nil {
+			return err
+		}
+		tracer := inject.NewTracer()
+		err = tracer.Run(tids...)
+		begun := err == nil
+		if begun {
+			err = do()
+		}
+		err = errors.Join(err, ReleaseThreads(context.WithoutCancel(ctx), tracer, []*Target{t}))
+		if begun || try == tries {
+			return err
+		}
+		time.Sleep(pause)
 	}
-	tracer := inject.NewTracer()
-	err = tracer.Run(tids...)
-	if err == nil {
-		err = do()
-	}
-	return errors.Join(err, ReleaseThreads(context.WithoutCancel(ctx), tracer, []*Target{t}))
 }
 
 // noteBefore notes what is mapped before the memory of the GPUs comes. What it finds first counts.
@@ -311,31 +318,31 @@ func (t *Target) noteBefore() (err error) {
 }
 
 // findAgent finds the library of a process on the way back. One that may hold its process back must be there.
-func (t *Target) findAgent() (state agent.State, closed bool, err error) {
+func (t *Target) findAgent() (status agent.Status, err error) {
 	a, err := agent.Find(t.Process)
 	if err == nil && a != nil {
-		state, closed, err = a.State()
+		status, err = a.Status()
 	}
 	t.agent = a
 	switch {
 	case !t.Member.Gated && err != nil:
 		t.agent = nil
-		return agent.Idle, false, nil
+		return agent.Status{}, nil
 	case t.Member.Gated && a == nil:
-		return agent.Idle, false, errors.Join(fmt.Errorf("process %d (%s): the library that holds its calls to the driver back is not found in it", t.PID, t.Member.Name), err)
+		return agent.Status{}, errors.Join(fmt.Errorf("process %d (%s): the library that holds its calls to the driver back is not found in it", t.PID, t.Member.Name), err)
 	}
-	return state, closed, err
+	return status, err
 }
 
 // moveBack has the libraries bring back what they have moved. The processes are stopped, and their driver's state is
 // there.
 func (b *wayBack) moveBack(ctx context.Context) error {
 	return b.parallel(func(t *Target) error {
-		state, closed, err := t.findAgent()
-		if err == nil && b.Kind == journal.KindRestore && t.Member.Gated && state == agent.Idle {
+		status, err := t.findAgent()
+		if err == nil && b.Kind == journal.KindRestore && t.Member.Gated && status.State == agent.Idle {
 			err = fmt.Errorf("process %d (%s): the library in it does not know where its GPU memory is", t.PID, t.Member.Name)
 		}
-		if err != nil || state == agent.Idle && !closed {
+		if err != nil || status.State != agent.Emptied && !status.Busy {
 			return err
 		}
 		helpers, err := t.helpers(ctx)
@@ -385,8 +392,8 @@ func (b *wayBack) holdAgain(ctx context.Context) error {
 // openGates lets the programs' calls begin again. The processes run already, so one that ends is its own affair.
 func (b *wayBack) openGates(ctx context.Context) error {
 	return b.parallel(func(t *Target) error {
-		state, closed, err := t.findAgent()
-		if err == nil && (state != agent.Idle || closed) {
+		status, err := t.findAgent()
+		if err == nil && status != (agent.Status{}) {
 			err = t.agent.Do(ctx, agent.Finish)
 		}
 		if err != nil && t.Exiting() {

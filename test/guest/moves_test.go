@@ -13,6 +13,9 @@ import (
 	"cucriu/internal/testenv"
 )
 
+// patient is a configuration with which no library is left out because a busy machine lets it wait.
+const patient = "version: 1\nlock: {timeout: 100s, try: 30s}\n"
+
 // movers are jobs whose memory the library moves, with the number of their processes.
 var movers = map[string]struct {
 	processes int
@@ -42,6 +45,7 @@ func TestTheGuestMovesTheMemory(t *testing.T) {
 					size = "1024"
 				}
 				host := testenv.NewHost(t, 2, "--mib-per-gpu", room)
+				host.Setenv("CUCRIU_CONFIG", host.Config(patient))
 				j := host.StartUnder([]string{"/usr/bin/env", "LD_PRELOAD=" + library(t)}, job.processes, append(job.args, "--mib", size)...)
 				j.Runs()
 				for range 2 {
@@ -97,6 +101,7 @@ func TestTheProgramIsNotTakenForTheDriver(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			testenv.Isolated(t, func(t *testing.T) {
 				host := testenv.NewHost(t, 1, "--mib-per-gpu", "200")
+				host.Setenv("CUCRIU_CONFIG", host.Config(patient))
 				program := filepath.Join(t.TempDir(), name)
 				data, err := os.ReadFile(testenv.Artefact(t, "make workload", "build", "workload", "cudawork"))
 				if err == nil {
@@ -145,6 +150,7 @@ func TestWhereACallDoesNotEndTheDriverMovesTheMemory(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			testenv.Simulated(t, func(t *testing.T) {
 				host := testenv.NewHost(t, 1, "--mib-per-gpu", "200")
+				host.Setenv("CUCRIU_CONFIG", host.Config(patient))
 				job := startWithGuest(t, host)
 				var full *testenv.Job
 				if test.fault != "" {
