@@ -66,6 +66,11 @@ static uint64_t next; /* the offset in staging that nobody copies yet */
 static int failed;    /* the first failure of a copier */
 /* What the copiers do: they begin when the round changes, and the last of them wakes the agent. */
 static enum { BEGIN_THREAD, SET_UP, COPY_OUT, COPY_IN, CLEAR_UP, LEAVE } task;
+/*
+ * Both count by fours: a wait for a word that is 2 is one for a lock of the C library, and who
+ * watches from outside would step the program's threads out of it (internal/inject/stepout.go).
+ */
+#define ONE 4u
 static uint32_t round_number, at_work;
 
 bool start_a_thread(void *(*routine)(void *), void *argument)
@@ -218,11 +223,11 @@ static void *copier(void *argument)
 			over = true;
 			break;
 		}
-		if (!__atomic_sub_fetch(&at_work, 1, __ATOMIC_ACQ_REL))
+		if (!__atomic_sub_fetch(&at_work, ONE, __ATOMIC_ACQ_REL))
 			futex_wake(&at_work);
 		while (!over && __atomic_load_n(&round_number, __ATOMIC_ACQUIRE) == seen)
 			futex_wait(&round_number, seen, NULL);
-		seen++;
+		seen += ONE;
 	}
 	return NULL;
 }
@@ -239,8 +244,8 @@ static int have_copiers(int what)
 	failed = 0;
 	next = 0;
 	task = what;
-	at_work = copier_count;
-	__atomic_add_fetch(&round_number, 1, __ATOMIC_RELEASE);
+	at_work = copier_count * ONE;
+	__atomic_add_fetch(&round_number, ONE, __ATOMIC_RELEASE);
 	futex_wake(&round_number);
 	return await_copiers();
 }
@@ -284,9 +289,9 @@ static int prepare(void)
 	failed = 0;
 	task = BEGIN_THREAD;
 	for (copier_count = 0; copier_count < wanted; copier_count++) {
-		__atomic_add_fetch(&at_work, 1, __ATOMIC_ACQ_REL);
+		__atomic_add_fetch(&at_work, ONE, __ATOMIC_ACQ_REL);
 		if (!start_a_thread(copier, &copiers[copier_count])) {
-			__atomic_sub_fetch(&at_work, 1, __ATOMIC_ACQ_REL);
+			__atomic_sub_fetch(&at_work, ONE, __ATOMIC_ACQ_REL);
 			fail(CUDA_ERROR_OUT_OF_MEMORY);
 			break;
 		}
