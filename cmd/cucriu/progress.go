@@ -55,6 +55,7 @@ func newProgress(cmd *cobra.Command) *progress {
 // phases describes in words the steps that may take long.
 var phases = map[string]string{
 	string(journal.StepLock):       "waiting for the GPU to become idle",
+	string(journal.StepMove):       "moving GPU memory to the host",
 	string(journal.StepCheckpoint): "moving GPU memory into the processes",
 	string(journal.StepCopy):       "copying GPU memory into the image",
 	string(journal.StepDumping):    "criu is writing the image",
@@ -209,7 +210,10 @@ func measureOf(r *journal.Record, step string) func() (done, total int64) {
 		memory += int64(member.StagedBytes())
 	}
 	switch step {
-	case string(journal.StepCheckpoint):
+	case string(journal.StepMove), string(journal.StepCheckpoint):
+		if step == string(journal.StepCheckpoint) && slices.ContainsFunc(r.Members, func(m journal.Member) bool { return m.Moved }) {
+			return nil // how much is left is not known
+		}
 		before := resident(pids)
 		return func() (int64, int64) { return resident(pids) - before, memory }
 	case engine.StepRestoreGPU:

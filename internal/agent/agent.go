@@ -79,7 +79,6 @@ type mailbox struct {
 	Result        int32
 	State         State
 	Closed        uint32
-	Memory        uint64
 	Moved         uint64    // grows while a command gets on
 	Threads       [17]int32 // of the library, as their own pid namespace numbers them; or 0
 }
@@ -236,7 +235,7 @@ func (a *Agent) await(ctx context.Context, c Command, done func(*mailbox) bool) 
 
 // wake has the agent look into its mailbox: a thread that has been traced begins its wait anew.
 func (a *Agent) wake(ctx context.Context) error {
-	tids, err := a.threads()
+	tids, err := a.threads("")
 	if err != nil {
 		return err
 	}
@@ -246,31 +245,11 @@ func (a *Agent) wake(ctx context.Context) error {
 }
 
 // Helpers returns the threads, besides the restore thread, that a command needs while the program's own are
-// stopped: the library's, and the driver's.
-func (a *Agent) Helpers() ([]int, error) {
-	const driver = "cuda-EvtHandlr" // one for each GPU
-	found, err := a.threads()
-	if err != nil {
-		return nil, err
-	}
-	tids, err := proc.Threads(a.process.PID)
-	if err != nil {
-		return nil, err
-	}
-	for _, tid := range tids {
-		stat, err := proc.ThreadStat(a.process.PID, tid)
-		if err != nil && !errors.Is(err, proc.ErrGone) {
-			return nil, err
-		}
-		if err == nil && stat.Comm == driver && tid != a.process.PID {
-			found = append(found, tid)
-		}
-	}
-	return found, nil
-}
+// stopped: the library's, and the driver's, of which there is one for each GPU.
+func (a *Agent) Helpers() ([]int, error) { return a.threads("cuda-EvtHandlr") }
 
-// threads returns the library's threads.
-func (a *Agent) threads() ([]int, error) {
+// threads returns the library's threads, and those that are called so.
+func (a *Agent) threads(called string) ([]int, error) {
 	box, err := a.read()
 	if err != nil {
 		return nil, err
@@ -281,6 +260,9 @@ func (a *Agent) threads() ([]int, error) {
 	}
 	var found []int
 	for _, tid := range tids {
+		if tid == a.process.PID { // the program's first
+			continue
+		}
 		status, err := proc.ReadStatus(tid)
 		if errors.Is(err, proc.ErrGone) {
 			continue
@@ -288,7 +270,8 @@ func (a *Agent) threads() ([]int, error) {
 		if err != nil {
 			return nil, err
 		}
-		if id := status.ImagePID(); id > 0 && tid != a.process.PID && slices.Contains(box.Threads[:], int32(id)) {
+		id := status.ImagePID()
+		if status.Name == called || id > 0 && slices.Contains(box.Threads[:], int32(id)) {
 			found = append(found, tid)
 		}
 	}

@@ -200,16 +200,18 @@ func (b *wayBack) letRun(ctx context.Context) error {
 
 // unlockTargets unlocks what is locked: the GPU takes work again.
 func (b *wayBack) unlockTargets(ctx context.Context) error {
-	return b.parallel(func(t *Target) error {
-		state, err := t.CUDA.State(ctx)
-		switch {
-		case err != nil || state == cudackpt.StateRunning:
-			return err
-		case state == cudackpt.StateLocked:
-			return b.SpanOf(t.PID, "unlock", func() error { return t.CUDA.Unlock(ctx) })
-		}
-		return fmt.Errorf("process %d (%s) is %v, but not by this session: restore it with the tool that checkpointed it, and the watcher unlocks it", t.PID, t.Member.Name, state)
-	})
+	return b.parallel(func(t *Target) error { return b.unlockTarget(ctx, t) })
+}
+
+func (b *wayBack) unlockTarget(ctx context.Context, t *Target) error {
+	state, err := t.CUDA.State(ctx)
+	switch {
+	case err != nil || state == cudackpt.StateRunning:
+		return err
+	case state == cudackpt.StateLocked:
+		return b.SpanOf(t.PID, "unlock", func() error { return t.CUDA.Unlock(ctx) })
+	}
+	return fmt.Errorf("process %d (%s) is %v, but not by this session: restore it with the tool that checkpointed it, and the watcher unlocks it", t.PID, t.Member.Name, state)
 }
 
 // letOthersRun continues the processes without CUDA that the session has stopped.

@@ -65,7 +65,6 @@ func (s *Suspension) prepareAgents(ctx context.Context) error {
 	for _, t := range guests {
 		t.Member.Gated = true
 	}
-	s.Session.Version = journal.GatedVersion
 	return s.Session.Save()
 }
 
@@ -82,20 +81,20 @@ func (s *Suspension) withAgent() []*Target {
 func (s *Suspension) tryLock(ctx context.Context, t *Target, try time.Duration) (bool, error) {
 	if t.agent != nil {
 		if err := t.agent.Do(ctx, agent.Close); err != nil {
-			s.goWithout(ctx, t, err)
+			s.leaveToDriver(ctx, t, err)
 		}
 	}
 	got, err := t.CUDA.TryLock(ctx, try)
 	if err == nil && !got && t.agent != nil {
-		s.goWithout(ctx, t, errInCall)
+		s.leaveToDriver(ctx, t, errInCall)
 	}
 	return got, err
 }
 
-var errInCall = errors.New("a call to the driver did not end")
+var errInCall = errors.New("a call to the driver did not return")
 
-// goWithout opens the gate of a process that runs. If the library does not answer, the way back opens it.
-func (s *Suspension) goWithout(ctx context.Context, t *Target, reason error) {
+// leaveToDriver opens the gate of a process that runs. If the library does not answer, the way back opens it.
+func (s *Suspension) leaveToDriver(ctx context.Context, t *Target, reason error) {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), s.Config.Lock.Try)
 	defer cancel()
 	s.sayDriverMoves(t, reason)
@@ -145,12 +144,11 @@ func (s *Suspension) letCallsEnd(ctx context.Context) error {
 
 // lockWithoutAgents opens the gates again, and locks as without the libraries. The processes must run.
 func (s *Suspension) lockWithoutAgents(ctx context.Context, reason error) error {
-	err := Parallel(s.withAgent(), func(t *Target) error {
-		state, err := t.CUDA.State(ctx)
-		if err == nil && state == cudackpt.StateLocked {
+	err := Parallel(s.withAgent(), func(t *Target) (err error) {
+		if t.locked {
 			err = t.CUDA.Unlock(ctx)
 		}
-		s.goWithout(ctx, t, reason)
+		s.leaveToDriver(ctx, t, reason)
 		t.locked = false
 		return err
 	})
@@ -353,17 +351,13 @@ func (b *wayBack) moveBack(ctx context.Context) error {
 			return err
 		}
 		return t.withHelpers(ctx, func() error {
-			state, err := t.CUDA.State(ctx)
-			if err == nil && state == cudackpt.StateLocked {
-				err = t.CUDA.Unlock(ctx)
-			}
-			if err != nil {
+			if err := b.unlockTarget(ctx, t); err != nil {
 				return err
 			}
 			if err := b.Failpoint(ctx, string(b.Kind)+".back.moving"); err != nil {
 				return err
 			}
-			err = b.SpanOf(t.PID, "move in", func() error { return t.obey(ctx, b.Session, agent.In) })
+			err := b.SpanOf(t.PID, "move in", func() error { return t.obey(ctx, b.Session, agent.In) })
 			if failed := new(agent.ResultError); errors.As(err, &failed) && failed.Result == int32(cudackpt.ResultOutOfMemory) {
 				return fmt.Errorf("process %d (%s): the GPUs have no room for its memory any more: %w", t.PID, t.Member.Name, err)
 			}

@@ -35,8 +35,8 @@ func Park(ctx context.Context, s *session.Session, process *proc.Process, except
 	}
 }
 
-// hold parks the threads of a stopped process, except for those in except, whichever are parked already. In
-// between its stop alone holds it.
+// hold parks the threads of a stopped process, except for those in except, whichever MoveMemory has parked already.
+// In between, its stop alone holds it.
 func hold(ctx context.Context, s *session.Session, t *Target, except ...int) (err error) {
 	if err := returnThreads(ctx, t.PID, s.ParkedFile(t.PID)); err != nil {
 		return err
@@ -55,12 +55,7 @@ func (s *Suspension) Park(ctx context.Context) error {
 		if err != nil {
 			return err
 		}
-		if t.agent != nil { // the threads that it needed were left out
-			err = hold(ctx, s.Session, t, tid)
-		} else {
-			t.Parked, err = Park(ctx, s.Session, t.Process, tid)
-		}
-		return s.ParkedOrStopped(ctx, t.Process, err)
+		return s.ParkedOrStopped(ctx, t.Process, hold(ctx, s.Session, t, tid))
 	})
 }
 

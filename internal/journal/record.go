@@ -20,7 +20,7 @@ var ErrNewer = errors.New("a newer cucriu has written it")
 // in fields that are absent.
 const (
 	recordVersion = 1
-	GatedVersion  = 2 // of a session with a process that the library in it holds back
+	gatedVersion  = 2 // of a session with a process that the library in it may hold back
 )
 
 // Kind is what a session does: dump, restore or suspend.
@@ -108,8 +108,8 @@ func (r *Record) parse(data []byte) error {
 	if err := json.Unmarshal(data, r); err != nil {
 		return err
 	}
-	if r.Version < 0 || r.Version > GatedVersion {
-		return fmt.Errorf("%w: it has version %d, but this cucriu reads versions 0 to %d", ErrNewer, r.Version, GatedVersion)
+	if r.Version < 0 || r.Version > gatedVersion {
+		return fmt.Errorf("%w: it has version %d, but this cucriu reads versions 0 to %d", ErrNewer, r.Version, gatedVersion)
 	}
 	for _, member := range r.Members {
 		if err := member.Pages.validate(); err != nil {
@@ -202,7 +202,8 @@ func (r *Record) MayBeCheckpointed() bool {
 	if r.Restored {
 		return false
 	}
-	return r.Kind == KindRestore || slices.ContainsFunc(r.Members, func(m Member) bool { return m.Moved }) || !slices.Contains([]Step{StepNone, StepLock, StepStop, StepMove, StepPark, StepChildren, StepTrace}, r.Step)
+	moved := slices.ContainsFunc(r.Members, func(m Member) bool { return m.Moved })
+	return r.Kind == KindRestore || moved || !slices.Contains([]Step{StepNone, StepLock, StepStop, StepMove, StepPark, StepChildren, StepTrace}, r.Step)
 }
 
 // LeavesStopped reports whether criu was told to leave the processes stopped, and got that far. Where

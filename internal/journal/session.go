@@ -180,6 +180,9 @@ func (s *Session) Save() error {
 	s.mu.Lock()
 	defer s.mu.Unlock() // held until the end: an older record must not replace a newer one
 	for i := range s.Members {
+		if s.Members[i].Gated {
+			s.Version = max(s.Version, gatedVersion)
+		}
 		if m := &s.Members[i]; m.Own == nil && s.Outcome == "" {
 			if own, err := m.Ident.Own(); err == nil { // else it has ended
 				m.Own = &own

@@ -308,7 +308,7 @@ func TestASessionOfANewerVersionIsLeftToIt(t *testing.T) {
 	newer := testSession(t, runDir, 1)
 	write := func(outcome Outcome) {
 		t.Helper()
-		newer.Version, newer.Outcome = GatedVersion+1, outcome
+		newer.Version, newer.Outcome = gatedVersion+1, outcome
 		if err := newer.Save(); err != nil {
 			t.Fatal(err)
 		}

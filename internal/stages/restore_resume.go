@@ -173,11 +173,8 @@ func matchMembers(s *session.Session) error {
 		s.Members = append(s.Members, journal.Member{
 			Process: inspect.Process{Ident: id, ImagePID: p.PID, Name: p.Name, Stopped: p.Stopped, GPUs: p.GPUs, MemoryBytes: p.MemoryBytes},
 			Pages:   journal.PagesToFill(p.Pages, &fd),
-			Gated:   p.Gated, Moved: p.Gated,
+			Gated:   p.Gated,
 		})
-	}
-	if slices.ContainsFunc(s.Members, func(m journal.Member) bool { return m.Gated }) {
-		s.Version = journal.GatedVersion
 	}
 	return noteParked(s, byImagePID)
 }

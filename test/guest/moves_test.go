@@ -10,6 +10,8 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"cucriu/internal/agent"
+	"cucriu/internal/proc"
 	"cucriu/internal/testenv"
 )
 
@@ -252,6 +254,76 @@ func TestNothingRunsWhileTheMemoryIsOnTheHost(t *testing.T) {
 		job.Runs()
 		job.Check()
 	})
+}
+
+// agentOf returns what the library in a job says of itself.
+func agentOf(t *testing.T, job *testenv.Job) agent.Status {
+	t.Helper()
+	process, err := proc.Open(job.PID)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer process.Close()
+	a, err := agent.Find(process)
+	if err != nil || a == nil {
+		t.Fatalf("the library is not found: %v", err)
+	}
+	status, err := a.Status()
+	if err != nil {
+		t.Fatal(err)
+	}
+	return status
+}
+
+// TestTheHookIsKilledWhileTheLibraryCopies out, and the watcher while it copies back. The library goes on by itself meanwhile, and
+// waits then.
+func TestTheHookIsKilledWhileTheLibraryCopies(t *testing.T) {
+	testenv.Parallel(t)
+	for _, way := range []string{"out", "in"} {
+		t.Run(way, func(t *testing.T) {
+			testenv.Simulated(t, func(t *testing.T) {
+				host := testenv.NewHost(t, 1, "--mib-per-gpu", "400")
+				job := host.StartUnder([]string{"/usr/bin/env", "LD_PRELOAD=" + library(t)}, 1, "--mib", "160", "--spin", "event-query")
+				for range 10 {
+					job.Runs()
+					criu := host.CriuCommand("dump", testenv.NewImages(t), "-t", job.Root(), "-R")
+					if err := criu.Start(); err != nil {
+						t.Fatal(err)
+					}
+					if way == "in" {
+						if err := criu.Wait(); err != nil {
+							t.Fatal(err)
+						}
+					}
+					testenv.Eventually(t, testenv.Soon, "the library copies", func() bool {
+						sessions := host.Sessions()
+						if len(sessions) == 0 || sessions[len(sessions)-1].Outcome != "" {
+							return way == "in" // too late
+						}
+						return sessions[len(sessions)-1].Members[0].Moved && agentOf(t, job).Busy
+					})
+					if way == "out" {
+						host.KillHook(criu.Process.Pid)
+					} else if len(host.Watchers()) > 0 {
+						host.KillWatcher()
+					}
+					copied := agentOf(t, job).Busy
+					if way == "out" {
+						_ = criu.Wait()
+					} else if out, err := host.Cucriu("recover"); err != nil {
+						t.Fatalf("cucriu recover: %v\n%s", err, out)
+					}
+					host.WaitOutcome("running")
+					job.Runs()
+					job.Check()
+					if copied {
+						return
+					}
+				}
+				t.Error("it was never at work when the other was killed, so the test shows nothing")
+			})
+		})
+	}
 }
 
 func TestAJobWithMovedMemoryIsLeftStopped(t *testing.T) {

@@ -41,8 +41,7 @@ EXPORT struct mailbox {
 	int32_t result;	  /* of it: 0, a CUresult, or one of those above */
 	uint32_t state;
 	uint32_t closed; /* the gate is */
-	uint64_t memory; /* bytes in parts */
-	uint64_t moved;	 /* a number that grows while the command that is under way gets on */
+	uint64_t moved; /* a number that grows while the command that is under way gets on */
 	int32_t threads[MOST_THREADS]; /* the agent and its copiers, or 0 */
 } cucriu_guest = {.magic = "cucriu\1", .version = 1};
 
@@ -261,6 +260,16 @@ static unsigned processors(void)
 	return n < 2 ? 2 : n > MOST_COPIERS ? MOST_COPIERS : n;
 }
 
+/* For who has the records for himself. */
+static size_t memory_total(void)
+{
+	size_t total = 0;
+
+	for (const struct memory *m = memory_first(); m; m = m->next)
+		total += m->size;
+	return total;
+}
+
 /* A thread of the program that was stopped may have them. */
 static bool take_records(void)
 {
@@ -284,8 +293,11 @@ static int prepare(void)
 {
 	const unsigned wanted = processors();
 
-	if (cucriu_guest.memory < PART)
-		return GUEST_NOTHING;
+	{
+		ALONE;
+		if (memory_total() < PART)
+			return GUEST_NOTHING;
+	}
 	failed = 0;
 	task = BEGIN_THREAD;
 	for (copier_count = 0; copier_count < wanted; copier_count++) {
@@ -381,33 +393,36 @@ static bool can_be_moved(struct memory *m)
 	return m->mappings && !m->shared && !m->opened && !m->ending && d >= 0 && d < MOST_GPUS && contexts[d] && (!m->companion || ordinary_lives(m)) && find_access(m);
 }
 
+/* Maps memory everywhere up to a mapping, or nowhere. */
+static CUresult map_until(const struct memory *m, const struct mapping *end)
+{
+	const struct mapping *p;
+	CUresult r = CUDA_SUCCESS;
+
+	for (p = m->mappings; p != end; p = p->next) {
+		if ((r = memory_map(m, p->at)))
+			break;
+		if ((r = driver.cuMemSetAccess(p->at, m->size, m->access, m->access_count))) {
+			driver.cuMemUnmap(p->at, m->size);
+			break;
+		}
+	}
+	for (const struct mapping *q = m->mappings; r && q != p; q = q->next)
+		driver.cuMemUnmap(q->at, m->size);
+	return r;
+}
+
 static CUresult put_up(struct memory *m)
 {
 	size_t made = 0;
 	CUresult r = CUDA_SUCCESS;
-	struct mapping *p;
 
 	for (; made < m->count && !r; made += !r)
 		r = driver.cuMemCreate(&m->parts[made], memory_length(m, made), &m->wanted, 0);
-	for (p = m->mappings; p && !r; p = r ? p : p->next)
-		if (!(r = memory_map(m, p->at)) && (r = driver.cuMemSetAccess(p->at, m->size, m->access, m->access_count)))
-			driver.cuMemUnmap(p->at, m->size);
-	if (!r)
+	if (!r && !(r = map_until(m, NULL)))
 		return r;
-	for (struct mapping *q = m->mappings; q != p; q = q->next)
-		driver.cuMemUnmap(q->at, m->size);
 	while (made)
 		driver.cuMemRelease(m->parts[--made]);
-	return r;
-}
-
-static CUresult map_again(const struct memory *m, const struct mapping *until)
-{
-	CUresult r = CUDA_SUCCESS;
-
-	for (const struct mapping *p = m->mappings; p != until && !r; p = p->next)
-		if (!(r = memory_map(m, p->at)))
-			r = driver.cuMemSetAccess(p->at, m->size, m->access, m->access_count);
 	return r;
 }
 
@@ -417,7 +432,7 @@ static CUresult take_down(struct memory *m)
 	for (struct mapping *p = m->mappings; p; p = p->next) {
 		CUresult r = driver.cuMemUnmap(p->at, m->size);
 		if (r) {
-			map_again(m, p);
+			map_until(m, p);
 			return r;
 		}
 	}
@@ -427,7 +442,7 @@ static CUresult take_down(struct memory *m)
 	return CUDA_SUCCESS;
 }
 
-static void got_on(void) { __atomic_add_fetch(&cucriu_guest.moved, 1, __ATOMIC_RELAXED); }
+static void made_progress(void) { __atomic_add_fetch(&cucriu_guest.moved, 1, __ATOMIC_RELAXED); }
 
 static void forget_staging(void)
 {
@@ -466,9 +481,9 @@ static int out(void)
 	if (!take_records())
 		return GUEST_BUSY;
 	find_contexts();
-	slice = cucriu_guest.memory < (4ull << 30) ? 1ull << 20 : 4ull << 20;
+	slice = memory_total() < (4ull << 30) ? 1ull << 20 : 4ull << 20;
 	for (m = memory_first(); m; m = m->next) {
-		got_on();
+		made_progress();
 		if (!(m->moving = can_be_moved(m)))
 			continue;
 		m->staged = size;
@@ -480,7 +495,7 @@ static int out(void)
 		if (m->moving && !(rehearsed & 1ull << m->wanted.location.id)) {
 			rehearsed |= 1ull << m->wanted.location.id;
 			r = rehearse(m);
-			got_on();
+			made_progress();
 		}
 	if (!r && (staging = mmap(NULL, size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0)) == MAP_FAILED)
 		r = CUDA_ERROR_OUT_OF_MEMORY;
@@ -496,7 +511,7 @@ static int out(void)
 	for (m = memory_first(); m && !r; m = m->next)
 		if (m->moving) {
 			r = take_down(m);
-			got_on();
+			made_progress();
 		}
 	parts_give(NULL);
 	return r;
@@ -513,7 +528,7 @@ static int in(void)
 		if (m->out) {
 			r = put_up(m);
 			m->out = r != CUDA_SUCCESS;
-			got_on();
+			made_progress();
 		}
 	if (!r)
 		r = copy_all(COPY_IN);
@@ -582,8 +597,6 @@ void agent_start(void)
 	if (!started)
 		started = start_a_thread(agent, NULL);
 }
-
-void agent_counts(long long bytes) { cucriu_guest.memory += (uint64_t)bytes; }
 
 void agent_in_a_child(void)
 {

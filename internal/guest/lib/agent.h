@@ -7,8 +7,6 @@
 void agent_start(void);
 /* In a forked child there is no agent. */
 void agent_in_a_child(void);
-/* The memory in parts has grown, or become less. */
-void agent_counts(long long bytes);
 
 /* Starts a thread that takes no signals, and that nobody waits for. */
 bool start_a_thread(void *(*routine)(void *), void *argument);

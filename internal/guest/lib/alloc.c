@@ -110,17 +110,24 @@ CUresult cuMemAlloc_v2(CUdeviceptr *out, size_t size)
 	return driver.cuMemAlloc_v2(out, size); /* it may have room where there is none for parts, or says why not */
 }
 
+/* Which memory is at the companion's address: 0 if there is none, or the driver does not say. */
+static unsigned long long id_at_companion(const struct memory *m)
+{
+	unsigned long long id;
+	return driver.cuPointerGetAttribute(&id, BUFFER_ID, m->companion) ? 0 : id;
+}
+
 /* Whether the companion's address is another memory's: its context has ended in a way that is not served. */
 static bool is_stale(const struct memory *m)
 {
-	unsigned long long id = m->id;
-	return !driver.cuPointerGetAttribute(&id, BUFFER_ID, m->companion) && id != m->id;
+	const unsigned long long id = id_at_companion(m);
+	return id && id != m->id;
 }
 
 bool ordinary_lives(const struct memory *m)
 {
-	unsigned long long id;
-	return !driver.cuPointerGetAttribute(&id, BUFFER_ID, m->companion) && id == m->id;
+	const unsigned long long id = id_at_companion(m);
+	return id && id == m->id;
 }
 
 struct memory *ordinary_at(CUdeviceptr at)

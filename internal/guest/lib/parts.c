@@ -1,8 +1,9 @@
 /*
  * parts.c: memory of 16 MiB and more is made of parts. The driver keeps a fabric object for
  * each allocation of 512 MiB and more which another GPU can reach, and loses it at a restore.
- * It has none for smaller ones, and what is made here can be taken away and made anew (agent.c). A program has one handle for all parts, and maps them one behind the
- * other, so that it sees no difference.
+ * It has none for smaller ones, and what is made here can be taken away and made anew
+ * (agent.c). A program has one handle for all parts, and maps them one behind the other, so
+ * that it sees no difference.
  */
 #include <stdlib.h>
 #include <string.h>
@@ -78,7 +79,6 @@ void memory_enter(struct memory *m)
 {
 	m->next = all;
 	all = m;
-	agent_counts((long long)m->size);
 	agent_start();
 }
 
@@ -89,7 +89,6 @@ void memory_leave(struct memory *m)
 	while (*p != m)
 		p = &(*p)->next;
 	*p = m->next;
-	agent_counts(-(long long)m->size);
 }
 
 struct memory *memory_first(void) { return all; }
