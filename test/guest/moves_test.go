@@ -226,7 +226,7 @@ func TestMovedMemoryWaitsForRoom(t *testing.T) {
 func TestNothingRunsWhileTheMemoryIsOnTheHost(t *testing.T) {
 	testenv.Simulated(t, func(t *testing.T) {
 		host := testenv.NewHost(t, 1, "--mib-per-gpu", "200")
-		job := startWithGuest(t, host, "--threads", "3", "--spin", "event-query")
+		job := startWithGuest(t, host, "--burn", "2", "--spin", "event-query")
 		marks := t.TempDir()
 		host.UseFailpoint("dump.moved=run " + testenv.WaitsForGo(t, marks))
 		images := testenv.NewImages(t)
@@ -238,11 +238,23 @@ func TestNothingRunsWhileTheMemoryIsOnTheHost(t *testing.T) {
 			_, err := os.Stat(filepath.Join(marks, "reached"))
 			return err == nil
 		})
-		before := job.Ticks()
 		job.Signal(unix.SIGCONT)
-		time.Sleep(300 * time.Millisecond) // it is shown that nothing happens
-		if after := job.Ticks(); !slices.Equal(before, after) {
-			t.Errorf("the job has run: from %v to %v", before, after)
+		helpers := helpersOf(t, host, job)
+		for range 30 { // it is shown that nothing happens
+			tids, err := proc.Threads(job.PID)
+			if err != nil {
+				t.Fatal(err)
+			}
+			for _, tid := range tids {
+				stat, err := proc.ThreadStat(job.PID, tid)
+				if err != nil {
+					t.Fatal(err)
+				}
+				if stat.State == "R" && !slices.Contains(helpers, tid) {
+					t.Fatalf("thread %d (%s) of the program runs", tid, stat.Comm)
+				}
+			}
+			time.Sleep(10 * time.Millisecond)
 		}
 		if err := os.WriteFile(filepath.Join(marks, "go"), nil, 0o600); err != nil {
 			t.Fatal(err)
@@ -256,23 +268,43 @@ func TestNothingRunsWhileTheMemoryIsOnTheHost(t *testing.T) {
 	})
 }
 
-// agentOf returns what the library in a job says of itself.
-func agentOf(t *testing.T, job *testenv.Job) agent.Status {
+// agentOf returns the library in a job.
+func agentOf(t *testing.T, job *testenv.Job) *agent.Agent {
 	t.Helper()
 	process, err := proc.Open(job.PID)
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer process.Close()
+	t.Cleanup(func() { process.Close() })
 	a, err := agent.Find(process)
 	if err != nil || a == nil {
 		t.Fatalf("the library is not found: %v", err)
 	}
+	return a
+}
+
+// copies reports whether a library is at work.
+func copies(t *testing.T, a *agent.Agent) bool {
+	t.Helper()
 	status, err := a.Status()
 	if err != nil {
 		t.Fatal(err)
 	}
-	return status
+	return status.Busy
+}
+
+// helpersOf returns the threads of a job that may run while its memory is out.
+func helpersOf(t *testing.T, host *testenv.Host, job *testenv.Job) []int {
+	t.Helper()
+	tids, err := agentOf(t, job).Helpers()
+	if err != nil {
+		t.Fatal(err)
+	}
+	tid, err := host.Driver().Process(job.PID).RestoreThreadID(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	return append(tids, tid)
 }
 
 // TestTheHookIsKilledWhileTheLibraryCopies out, and the watcher while it copies back. The library goes on by itself meanwhile, and
@@ -284,6 +316,7 @@ func TestTheHookIsKilledWhileTheLibraryCopies(t *testing.T) {
 			testenv.Simulated(t, func(t *testing.T) {
 				host := testenv.NewHost(t, 1, "--mib-per-gpu", "400")
 				job := host.StartUnder([]string{"/usr/bin/env", "LD_PRELOAD=" + library(t)}, 1, "--mib", "160", "--spin", "event-query")
+				library := agentOf(t, job)
 				for range 10 {
 					job.Runs()
 					criu := host.CriuCommand("dump", testenv.NewImages(t), "-t", job.Root(), "-R")
@@ -300,14 +333,14 @@ func TestTheHookIsKilledWhileTheLibraryCopies(t *testing.T) {
 						if len(sessions) == 0 || sessions[len(sessions)-1].Outcome != "" {
 							return way == "in" // too late
 						}
-						return sessions[len(sessions)-1].Members[0].Moved && agentOf(t, job).Busy
+						return sessions[len(sessions)-1].Members[0].Moved && copies(t, library)
 					})
 					if way == "out" {
 						host.KillHook(criu.Process.Pid)
 					} else if len(host.Watchers()) > 0 {
 						host.KillWatcher()
 					}
-					copied := agentOf(t, job).Busy
+					copied := copies(t, library)
 					if way == "out" {
 						_ = criu.Wait()
 					} else if out, err := host.Cucriu("recover"); err != nil {
