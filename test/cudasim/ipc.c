@@ -81,9 +81,8 @@ EXPORT CUresult cuIpcOpenMemHandle_v2(CUdeviceptr *p, CUipcMemHandle in, unsigne
 	CUresult r = context_enter(&context);
 	if (r)
 		return r;
-	static pthread_mutex_t one = PTHREAD_MUTEX_INITIALIZER;
 	struct opened before = {&h, context, 0};
-	pthread_mutex_lock(&one);
+	pthread_mutex_lock(&importing);
 	if (!strcmp(h.exporter, sim.name)) {
 		r = CUDA_ERROR_INVALID_CONTEXT; /* not in the process that exported it */
 	} else if (memory_each(open_again, &before), before.at) {
@@ -100,7 +99,7 @@ EXPORT CUresult cuIpcOpenMemHandle_v2(CUdeviceptr *p, CUipcMemHandle in, unsigne
 			r = CUDA_ERROR_OUT_OF_MEMORY;
 		}
 	}
-	pthread_mutex_unlock(&one);
+	pthread_mutex_unlock(&importing);
 	gate_leave();
 	return r;
 }

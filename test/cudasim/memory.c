@@ -382,12 +382,16 @@ EXPORT CUresult cuMemHostAlloc(void **p, size_t n, unsigned flags)
 	return cuMemAllocHost_v2(p, n);
 }
 
+pthread_mutex_t importing = PTHREAD_MUTEX_INITIALIZER;
+
 static CUresult release(CUdeviceptr p, bool pinned, bool imported)
 {
 	CUcontext context;
 	CUresult r = context_enter(&context);
 	if (r)
 		return r;
+	if (imported)
+		pthread_mutex_lock(&importing);
 	struct allocation *a = memory_find(p);
 	if (!a || a->va != p || !a->context || (a->kind == MEMORY_PINNED) != pinned || (a->kind == MEMORY_IMPORTED) != imported)
 		r = CUDA_ERROR_INVALID_VALUE;
@@ -395,6 +399,8 @@ static CUresult release(CUdeviceptr p, bool pinned, bool imported)
 		a->again--;
 	else if ((a = memory_take(p, NULL)))
 		memory_release(a);
+	if (imported)
+		pthread_mutex_unlock(&importing);
 	gate_leave();
 	return r;
 }

@@ -6,6 +6,8 @@
 #ifndef CUDASIM_MEMORY_H
 #define CUDASIM_MEMORY_H
 
+#include <pthread.h>
+
 #include "process.h"
 
 #define SIM_VA_BASE 0x300000000000ull
@@ -46,6 +48,9 @@ void region_close(struct region *r);
 
 /* Whether the device of a context may do that to [p, p+n): 700, or 719 where access was lost at a restore. */
 CUresult memory_reach(CUcontext c, CUdeviceptr p, uint64_t n, bool kernel);
+
+/* Memory of another process is opened and closed by one thread at a time, which is inside the gate. */
+extern pthread_mutex_t importing;
 
 /* The allocation that has p, for callers inside the gate. */
 struct allocation *memory_find(CUdeviceptr p);

@@ -173,11 +173,11 @@ static void hostile(void)
 /* The memory of a process that has ended; a child of it lives on. */
 static void ended(void)
 {
-	int offer[2], lives[2], status;
+	int offer[2], lives[2], forked[2], status;
 	CUdeviceptr at;
 	char byte;
 
-	if (pipe(offer) || pipe(lives))
+	if (pipe(offer) || pipe(lives) || pipe(forked))
 		fail("pipe");
 	fflush(stdout);
 	pid_t exporter = fork();
@@ -187,9 +187,10 @@ static void ended(void)
 			_exit(1);
 		if (!fork()) {
 			close(lives[1]);
-			_exit(read(lives[0], &byte, 1) != 0);
+			_exit(write(forked[1], "", 1) != 1 || read(lives[0], &byte, 1) != 0);
 		}
-		_exit(write(offer[1], &handle, sizeof handle) != sizeof handle);
+		/* The child has given up what it does not need when its fork returns. */
+		_exit(read(forked[0], &byte, 1) != 1 || write(offer[1], &handle, sizeof handle) != sizeof handle);
 	}
 	if (read(offer[0], &handle, sizeof handle) != sizeof handle)
 		fail("no handle");
