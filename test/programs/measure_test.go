@@ -52,6 +52,7 @@ type measurement struct {
 	restoreTook time.Duration
 	image       int64 // bytes
 	from, to    []int // GPUs, as far as that is known
+	movedBy     string // who has moved its GPU memory, if the library is in it
 }
 
 // measure takes a program through a dump and a restore and reports what became of it. It
@@ -88,6 +89,9 @@ func (b *bench) measure(t *testing.T, p program) {
 // observe does it, and writes down what it sees.
 func (b *bench) observe(t *testing.T, p program, m *measurement) {
 	host := b.host.For(t)
+	if p.hasGuest() {
+		host.Setenv("CUCRIU_LOG", "info")
+	}
 	if p.underRun {
 		if help, _ := host.Cucriu("run", "--help"); !strings.Contains(help, "--no-checkpoints") {
 			m.unavailable = "this cucriu has no run --no-checkpoints"
@@ -167,6 +171,9 @@ func (b *bench) dump(t *testing.T, host *testenv.Host, job *run, m *measurement)
 	if m.dumpStatus != 0 {
 		return
 	}
+	if m.program.hasGuest() {
+		m.movedBy = movedBy(images, m.dumpOutput)
+	}
 	if !wait(toLeave, func() bool { m.left = job.processes(); return len(m.left) == 0 }) {
 		return
 	}
@@ -187,6 +194,18 @@ func (b *bench) dump(t *testing.T, host *testenv.Host, job *run, m *measurement)
 	}
 	m.to = gpusOf(t, host, job.processes())
 	_ = os.RemoveAll(images)
+}
+
+var driverMoves = regexp.MustCompile(`the driver moves the memory of a process.* reason=("[^"]*"|\S+)`)
+
+// movedBy says who has moved the GPU memory of a program in which the library is.
+func movedBy(images, output string) string {
+	timeline, _ := os.ReadFile(filepath.Join(images, "cucriu-timeline.json"))
+	said := fmt.Sprintf("memory of %d processes moved by the library", strings.Count(string(timeline), `"move out"`))
+	for _, match := range driverMoves.FindAllStringSubmatch(output, -1) {
+		said += ", of one by the driver: " + match[1]
+	}
+	return said
 }
 
 // finish waits until the job has come to its end, wherever it runs now.

@@ -43,6 +43,8 @@ type program struct {
 	guest bool
 }
 
+func (p program) hasGuest() bool { return p.guest || os.Getenv("CUCRIU_PROGRAMS_GUEST") != "" }
+
 // missing is the exit status of a program that lacks a library.
 const missing = 77
 
@@ -66,7 +68,7 @@ func start(t *testing.T, host *testenv.Host, p program) *run {
 		command = append([]string{filepath.Join(filepath.Dir(host.HookBin), "cucriu"), "run", "--no-checkpoints", "--pidfile", pidfile, "--"}, command...)
 	}
 	env := slices.Clone(p.env)
-	if p.guest || os.Getenv("CUCRIU_PROGRAMS_GUEST") != "" {
+	if p.hasGuest() {
 		env = append(env, "LD_PRELOAD="+testenv.Artefact(t, "make guest", "internal", "guest", "built", "guest-"+runtime.GOARCH+".so"))
 	}
 	cmd, err := r.spawn(host, command, env)

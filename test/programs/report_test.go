@@ -106,6 +106,10 @@ func (m measurement) line() string {
 	if m.outcome == lost || m.outcome == failed {
 		outcome = "**" + outcome + "**"
 	}
-	why := strings.NewReplacer("|", "\\|", "\n", " ").Replace(m.why)
+	why := m.why
+	if m.movedBy != "" {
+		why = strings.TrimPrefix(why+"; "+m.movedBy, "; ")
+	}
+	why = strings.NewReplacer("|", "\\|", "\n", " ").Replace(why)
 	return fmt.Sprintf("| %s | %s | %s | %s | %s | %s | %s |\n", m.program.name, outcome, seconds(m.dumpTook), seconds(m.restoreTook), image, gpus, why)
 }
