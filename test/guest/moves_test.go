@@ -4,6 +4,7 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"strconv"
 	"strings"
 	"testing"
 	"time"
@@ -27,6 +28,7 @@ var movers = map[string]struct {
 	"cuMemAlloc":                  {1, []string{"--memory", "alloc"}},
 	"both GPUs":                   {1, []string{"--gpus", "0,1", "--peer", "both"}},
 	"several allocations":         {1, []string{"--ballast", "48", "--ballast-pieces", "3"}},
+	"memory that is 0":            {1, []string{"--zeros", "96"}},
 	"waits for a stream":          {1, []string{"--spin", "stream-sync"}},
 	"asks for an event":           {1, []string{"--spin", "event-query"}},
 	"threads that never pause":    {1, []string{"--threads", "3", "--burn", "1"}},
@@ -83,6 +85,54 @@ func moved(t *testing.T, host *testenv.Host, run testenv.CriuRun) {
 	}
 }
 
+// TestZerosTakeNoMemory of the host.
+func TestZerosTakeNoMemory(t *testing.T) {
+	testenv.Simulated(t, func(t *testing.T) {
+		const zeros = 160 // MiB, beside 64 of the program's
+		host := testenv.NewHost(t, 1, "--mib-per-gpu", "400")
+		job := startWithGuest(t, host, "--zeros", strconv.Itoa(zeros))
+		before := anonymous(t, job)
+		marks := t.TempDir()
+		host.UseFailpoint("dump.moved=run " + testenv.WaitsForGo(t, marks))
+		images := testenv.NewImages(t)
+		criu := host.CriuCommand("dump", images, "-t", job.Root())
+		if err := criu.Start(); err != nil {
+			t.Fatal(err)
+		}
+		waitForMark(t, marks)
+		if grown := anonymous(t, job) - before; grown > zeros<<20 || grown < 64<<20 {
+			t.Errorf("%d MiB of the GPU, of which %d are zeros, take %d MiB of the host", 64+zeros, zeros, grown>>20)
+		}
+		if err := os.WriteFile(filepath.Join(marks, "go"), nil, 0o600); err != nil {
+			t.Fatal(err)
+		}
+		if err := criu.Wait(); err != nil {
+			t.Fatal(err)
+		}
+		host.Restore(images)
+		job.Runs()
+		job.Check()
+	})
+}
+
+func anonymous(t *testing.T, job *testenv.Job) int64 {
+	t.Helper()
+	status, err := proc.ReadStatus(job.PID)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return int64(status.Anonymous)
+}
+
+// waitForMark waits until a failpoint is reached at which a dump waits.
+func waitForMark(t *testing.T, marks string) {
+	t.Helper()
+	testenv.Eventually(t, testenv.Soon, "the memory is on the host", func() bool {
+		_, err := os.Stat(filepath.Join(marks, "reached"))
+		return err == nil
+	})
+}
+
 // TestRanksMayLeaveItToTheDriver: if one is ahead, they are level only for moments.
 func TestRanksMayLeaveItToTheDriver(t *testing.T) {
 	testenv.Parallel(t)
@@ -132,9 +182,10 @@ func TestTheProgramIsNotTakenForTheDriver(t *testing.T) {
 	}
 }
 
-// startWithGuest starts a job with memory that the library moves.
+// startWithGuest starts a job with memory that the library moves, however busy the machine is.
 func startWithGuest(t *testing.T, host *testenv.Host, args ...string) *testenv.Job {
 	t.Helper()
+	host.Setenv("CUCRIU_CONFIG", host.Config(patient))
 	job := host.StartUnder([]string{"/usr/bin/env", "LD_PRELOAD=" + library(t)}, 1, append(args, "--mib", "64")...)
 	job.Runs()
 	return job
@@ -157,7 +208,6 @@ func TestWhereACallDoesNotEndTheDriverMovesTheMemory(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			testenv.Simulated(t, func(t *testing.T) {
 				host := testenv.NewHost(t, 1, "--mib-per-gpu", "200")
-				host.Setenv("CUCRIU_CONFIG", host.Config(patient))
 				job := startWithGuest(t, host)
 				var full *testenv.Job
 				if test.fault != "" {
@@ -203,10 +253,7 @@ func TestMovedMemoryWaitsForRoom(t *testing.T) {
 		if err := criu.Start(); err != nil {
 			t.Fatal(err)
 		}
-		testenv.Eventually(t, testenv.Soon, "the memory is on the host", func() bool {
-			_, err := os.Stat(filepath.Join(marks, "reached"))
-			return err == nil
-		})
+		waitForMark(t, marks)
 		other := host.Start(1, "--mib", "64")
 		other.Runs()
 		host.KillHook(criu.Process.Pid)
@@ -234,13 +281,11 @@ func TestNothingRunsWhileTheMemoryIsOnTheHost(t *testing.T) {
 		if err := criu.Start(); err != nil {
 			t.Fatal(err)
 		}
-		testenv.Eventually(t, testenv.Soon, "the memory is on the host", func() bool {
-			_, err := os.Stat(filepath.Join(marks, "reached"))
-			return err == nil
-		})
+		waitForMark(t, marks)
 		job.Signal(unix.SIGCONT)
 		helpers := helpersOf(t, host, job)
-		for range 30 { // it is shown that nothing happens
+		ran := make(map[int]int) // a thread that the signal has woken goes back to its wait
+		for range 30 {           // it is shown that nothing happens
 			tids, err := proc.Threads(job.PID)
 			if err != nil {
 				t.Fatal(err)
@@ -251,6 +296,9 @@ func TestNothingRunsWhileTheMemoryIsOnTheHost(t *testing.T) {
 					t.Fatal(err)
 				}
 				if stat.State == "R" && !slices.Contains(helpers, tid) {
+					ran[tid]++
+				}
+				if ran[tid] > 5 { // those that burn always run
 					t.Fatalf("thread %d (%s) of the program runs", tid, stat.Comm)
 				}
 			}

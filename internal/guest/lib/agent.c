@@ -60,6 +60,7 @@ static unsigned copier_count;
 static CUcontext contexts[MOST_GPUS]; /* in which the copies of a GPU's memory are made */
 static char *staging;
 static size_t staging_size;
+static bool *zeros; /* behind it: slices that are not in it, because every byte is 0 */
 static size_t slice; /* what is copied at once: much needs a larger ring */
 static uint64_t next; /* the offset in staging that nobody copies yet */
 static int failed;    /* the first failure of a copier */
@@ -148,17 +149,19 @@ static const struct memory *staged_at(size_t offset)
 
 /* A slice that a copier has in a buffer. */
 struct slice {
-	char *host;
+	size_t offset; /* in staging */
 	size_t size;
 	void *stream;
 };
+
+static bool is_zero(const char *bytes, size_t size) { return !*bytes && !memcmp(bytes, bytes + 1, size - 1); }
 
 static CUresult finish_slice(struct slice *s, const char *buffer)
 {
 	CUresult r = s->size ? driver.cuStreamSynchronize(s->stream) : CUDA_SUCCESS;
 
-	if (!r && s->size && task == COPY_OUT)
-		memcpy(s->host, buffer, s->size);
+	if (!r && s->size && task == COPY_OUT && !(zeros[s->offset / slice] = is_zero(buffer, s->size)))
+		memcpy(staging + s->offset, buffer, s->size);
 	__atomic_add_fetch(&cucriu_guest.moved, s->size, __ATOMIC_RELAXED);
 	s->size = 0;
 	return r;
@@ -172,7 +175,7 @@ static CUresult copy_slice(struct copier *c, int i, struct slice *s, size_t offs
 	if (!m)
 		return CUDA_SUCCESS; /* what is left over behind the last slice of a memory */
 	device = m->wanted.location.id;
-	*s = (struct slice){staging + offset, slice, c->stream[i][device]};
+	*s = (struct slice){offset, slice, c->stream[i][device]};
 	if (s->size > m->size - (offset - m->staged))
 		s->size = m->size - (offset - m->staged);
 	const CUdeviceptr at = m->mappings->at + (offset - m->staged);
@@ -181,7 +184,9 @@ static CUresult copy_slice(struct copier *c, int i, struct slice *s, size_t offs
 		return r;
 	if (task == COPY_OUT)
 		return driver.cuMemcpyDtoHAsync_v2(c->buffer[i], at, s->size, s->stream);
-	memcpy(c->buffer[i], s->host, s->size);
+	if (zeros[offset / slice])
+		return driver.cuMemsetD8Async(at, 0, s->size, s->stream);
+	memcpy(c->buffer[i], staging + offset, s->size);
 	return driver.cuMemcpyHtoDAsync_v2(at, c->buffer[i], s->size, s->stream);
 }
 
@@ -444,9 +449,23 @@ static CUresult take_down(struct memory *m)
 
 static void made_progress(void) { __atomic_add_fetch(&cucriu_guest.moved, 1, __ATOMIC_RELAXED); }
 
+static CUresult make_staging(size_t size)
+{
+	const size_t whole = size + size / slice;
+
+	staging = mmap(NULL, whole, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+	if (staging == MAP_FAILED)
+		return CUDA_ERROR_OUT_OF_MEMORY;
+	madvise(staging, whole, MADV_HUGEPAGE);
+	madvise(staging, whole, MADV_DONTFORK);
+	staging_size = size;
+	zeros = (bool *)staging + size;
+	return CUDA_SUCCESS;
+}
+
 static void forget_staging(void)
 {
-	munmap(staging, staging_size);
+	munmap(staging, staging_size + staging_size / slice);
 	staging = NULL;
 	staging_size = 0;
 }
@@ -497,15 +516,8 @@ static int out(void)
 			r = rehearse(m);
 			made_progress();
 		}
-	if (!r && (staging = mmap(NULL, size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0)) == MAP_FAILED)
-		r = CUDA_ERROR_OUT_OF_MEMORY;
-	if (!r) {
-		staging_size = size;
-		madvise(staging, size, MADV_HUGEPAGE);
-		madvise(staging, size, MADV_DONTFORK);
-		if ((r = copy_all(COPY_OUT)))
-			forget_staging();
-	}
+	if (!r && !(r = make_staging(size)) && (r = copy_all(COPY_OUT)))
+		forget_staging();
 	if (!r)
 		cucriu_guest.state = EMPTY;
 	for (m = memory_first(); m && !r; m = m->next)
