@@ -11,6 +11,7 @@
 #   run.sh long                  long jobs: what a checkpoint costs, and preemptions (try-*.sh); needs 40 GiB on the disk
 #   run.sh engines               containers checkpointed and restored by runc, swapped between two GPUs where there are two (try-engines.sh)
 #   run.sh cuda-checkpoint       cucriu's cuda-checkpoint: its command line, and criu's own CUDA plugin with it
+#   run.sh guest-cost            what the library of --guest costs a program that nobody dumps (try-guest.sh)
 #   run.sh names                 two long jobs side by side, and torchrun restored at once (try-names.sh)
 #   run.sh migrate [TEST REGEX]  migration between two of the GPUs; CUCRIU_TEST_SIZES="1024 16384": pauses for so many MiB
 # CUCRIU_TEST_DRIVER=sim runs the tests on simulated GPUs.
@@ -82,6 +83,12 @@ if [[ $what == engines ]]; then
 fi
 if [[ $what == cuda-checkpoint ]]; then
 	tests cuda-checkpoint "${CUCRIU_LIMIT:-550}" test/suspend -test.parallel=1 -test.run 'CudaCheckpoint|CriusPlugin'
+fi
+if [[ $what == guest-cost ]]; then
+	echo "=== guest-cost"
+	rm -rf "$out/guest-cost"
+	scripts/try-guest.sh "$out/guest-cost" 2>&1 | tee "$out/guest-cost.log"
+	((PIPESTATUS[0] == 0)) || failed=1
 fi
 if [[ $what == names ]]; then
 	echo "=== names"

@@ -31,7 +31,7 @@ type job struct {
 
 // startJob starts a workload in a folder and waits until each of its processes
 // ticks.
-func (o options) startJob(ctx context.Context, h *host, l load, dir string) (*job, error) {
+func (o options) startJob(ctx context.Context, h *host, l load, mode, dir string) (*job, error) {
 	j := &job{folders: []string{dir}, stderr: filepath.Join(dir, "stderr")}
 	gpus := make([]string, min(h.gpus, l.processes))
 	for i := range gpus {
@@ -69,7 +69,7 @@ func (o options) startJob(ctx context.Context, h *host, l load, dir string) (*jo
 	}
 	defer null.Close()
 	// Only end ends the job, because criu takes it over.
-	cmd := h.command(context.WithoutCancel(ctx), nil, o.artefact("build", "workload", "cudawork"), args...)
+	cmd := h.command(context.WithoutCancel(ctx), o.environment(mode), o.artefact("build", "workload", "cudawork"), args...)
 	cmd.Stdin, cmd.Stdout, cmd.Stderr, cmd.Dir = null, null, stderr, "/"
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true}
 	if err := cmd.Start(); err != nil {

@@ -49,7 +49,7 @@ func (o options) try(ctx context.Context, l load, mode string) (_ Run, err error
 	if err := t.prepare(); err != nil {
 		return Run{}, err
 	}
-	j, err := o.startJob(ctx, t.host, l, filepath.Join(t.dir, "job"))
+	j, err := o.startJob(ctx, t.host, l, mode, filepath.Join(t.dir, "job"))
 	if err != nil {
 		return Run{}, err
 	}

@@ -1,14 +1,17 @@
 package main
 
+import "runtime"
+
 // The ways to dump and restore that are compared.
 const (
 	modeSerial   = "serial"   // the baseline: serial-hook
 	modeHook     = "hook"     // cucriu-hook; criu writes all pages
 	modeFastlane = "fastlane" // cucriu-hook; it writes the GPU content itself
+	modeGuest    = "guest"    // the same, and the library of cucriu run --guest is in the job
 )
 
 // allModes returns the modes in the order in which they are shown.
-func allModes() []string { return []string{modeSerial, modeHook, modeFastlane} }
+func allModes() []string { return []string{modeSerial, modeHook, modeFastlane, modeGuest} }
 
 // The configuration files of the modes with cucriu-hook.
 const (
@@ -24,9 +27,17 @@ func (o options) actionScript(mode string) string {
 	return o.artefact("bin", "cucriu-hook")
 }
 
+// environment returns what a job is started with in a mode.
+func (o options) environment(mode string) []string {
+	if mode == modeGuest {
+		return []string{"LD_PRELOAD=" + o.artefact("internal", "guest", "built", "guest-"+runtime.GOARCH+".so")}
+	}
+	return nil
+}
+
 // configuration returns the text of the hook's configuration file for a mode.
 func (o options) configuration(mode string) string {
-	if mode == modeFastlane {
+	if mode == modeFastlane || mode == modeGuest {
 		return fastlaneConfig + o.config + "\n"
 	}
 	return hookConfig
