@@ -81,11 +81,20 @@ type mailbox struct {
 	Closed        uint32
 	Moved         uint64    // grows while a command gets on
 	Threads       [17]int32 // of the library, as their own pid namespace numbers them; or 0
+	_             int32
+
+	mailboxSince2
+}
+
+// mailboxSince2 is what version 2 has more.
+type mailboxSince2 struct {
+	Staging proc.Range // where the memory is while it is on the host
 }
 
 const (
 	symbol        = "cucriu_guest"
-	version       = 1
+	version       = 2 // and 1: a job keeps the library with which it was started
+	versionOffset = 8
 	commandOffset = 12
 )
 
@@ -123,7 +132,7 @@ func Find(process *proc.Process) (*Agent, error) {
 		if err != nil {
 			return nil, err
 		}
-		if box.Threads[0] == 0 || box.Version != version {
+		if box.Threads[0] == 0 || box.Version == 0 || box.Version > version {
 			return nil, nil // it has no memory yet, or is of another time
 		}
 		return a, nil
@@ -155,7 +164,11 @@ func mailboxIn(path string) (offset uint64, err error) {
 
 func (a *Agent) read() (box mailbox, err error) {
 	data := make([]byte, binary.Size(box))
-	err = a.process.ReadMemory(data, a.address)
+	since2 := len(data) - binary.Size(box.mailboxSince2)
+	err = a.process.ReadMemory(data[:since2], a.address)
+	if err == nil && binary.LittleEndian.Uint32(data[versionOffset:]) >= 2 {
+		err = a.process.ReadMemory(data[since2:], a.address+uint64(since2))
+	}
 	if err == nil {
 		err = binary.Read(bytes.NewReader(data), binary.LittleEndian, &box)
 	}
@@ -167,15 +180,16 @@ func (a *Agent) read() (box mailbox, err error) {
 
 // Status is what an agent says of itself.
 type Status struct {
-	State  State
-	Closed bool // the gate is
-	Busy   bool // a command is under way
+	State   State
+	Closed  bool       // the gate is
+	Busy    bool       // a command is under way
+	Staging proc.Range // where the memory is, if it is [Emptied]; empty if the library does not say
 }
 
 // Status returns what the agent says of itself.
 func (a *Agent) Status() (Status, error) {
 	box, err := a.read()
-	return Status{box.State, box.Closed != 0, box.Done != box.Command}, err
+	return Status{box.State, box.Closed != 0, box.Done != box.Command, box.Staging}, err
 }
 
 // patience is how long a command may go on without getting anywhere.

@@ -153,11 +153,11 @@ func (b *wayBack) stop(ctx context.Context) error {
 // trace lets the restore threads run, and nothing else. It leaves out the processes that lack memory:
 // restore lets their threads run once the memory is filled in.
 func (b *wayBack) trace(ctx context.Context) error {
-	if err := b.parallel(func(t *Target) error { return b.checkDropped(ctx, t) }); err != nil {
+	if err := b.parallel(func(t *Target) error { return b.findLack(ctx, t) }); err != nil {
 		return err
 	}
 	b.tracer, b.traced = inject.NewTracer(), b.cuda
-	return runRestoreThreads(ctx, b.tracer, slices.DeleteFunc(slices.Clone(b.cuda), (*Target).lacksMemory))
+	return runRestoreThreads(ctx, b.tracer, slices.DeleteFunc(slices.Clone(b.cuda), (*Target).lacksAll))
 }
 
 // release puts the threads that run under trace back into the group-stop.
@@ -317,7 +317,7 @@ func (b *wayBack) memoryNeed(ctx context.Context) (inspect.MemoryNeed, error) {
 	defer cancel()
 	need := make(inspect.MemoryNeed)
 	for _, t := range b.cuda {
-		if t.lacksMemory() {
+		if t.lacksAll() {
 			need.Add(t.Member.MemoryBytes, t.Member.Pairs)
 			continue
 		}
@@ -360,28 +360,42 @@ func (b *wayBack) restore(ctx context.Context) error {
 	})
 	go func() { _ = room() }() // during the first fill: NVML takes 10 ms for each GPU of the host
 	err = b.parallel(func(t *Target) error {
-		if t.lacksMemory() {
-			if err := b.fill(ctx, t); err != nil {
+		if t.lacks == lacksAll {
+			if err := b.fill(ctx, t, lacksAll); err != nil {
 				return err
 			}
 			if err := runRestoreThreads(ctx, b.tracer, []*Target{t}); err != nil {
 				return err
 			}
 		}
-		if room() != nil {
-			return nil // returned once, below
+		filled := make(chan error, 1)
+		go func() {
+			var err error
+			if t.lacks == lacksMoved {
+				err = b.fill(ctx, t, lacksMoved)
+			}
+			filled <- err
+		}()
+		var err error
+		if room() == nil { // else returned once, below
+			err = b.restoreDriver(ctx, t)
 		}
-		ctx, cancel := context.WithTimeout(ctx, b.Env.Config.Restore.Timeout)
-		defer cancel()
-		state, err := t.CUDA.State(ctx)
-		if err != nil || state == cudackpt.StateRunning || state == cudackpt.StateLocked {
-			return err
-		}
-		return b.SpanOf(t.PID, "restore", func() error {
-			return stepOut(ctx, b.Session, t, func() error {
-				return t.CUDA.Restore(ctx, cudackpt.RestoreOptions{Pairs: t.Member.Pairs})
-			})
-		})
+		return errors.Join(err, <-filled)
 	})
 	return errors.Join(room(), err)
+}
+
+// restoreDriver has the driver restore the state of a process, unless it has.
+func (b *wayBack) restoreDriver(ctx context.Context, t *Target) error {
+	ctx, cancel := context.WithTimeout(ctx, b.Env.Config.Restore.Timeout)
+	defer cancel()
+	state, err := t.CUDA.State(ctx)
+	if err != nil || state == cudackpt.StateRunning || state == cudackpt.StateLocked {
+		return err
+	}
+	return b.SpanOf(t.PID, "restore", func() error {
+		return stepOut(ctx, b.Session, t, func() error {
+			return t.CUDA.Restore(ctx, cudackpt.RestoreOptions{Pairs: t.Member.Pairs})
+		})
+	})
 }

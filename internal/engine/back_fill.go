@@ -9,6 +9,7 @@ import (
 
 	"cucriu/cudackpt"
 	"cucriu/hooks/preflight"
+	"cucriu/internal/agent"
 	"cucriu/internal/inject"
 	"cucriu/internal/journal"
 	"cucriu/internal/pages"
@@ -16,21 +17,48 @@ import (
 	"cucriu/internal/session"
 )
 
-// lacksMemory reports whether some of the process's memory is in files only.
-func (t *Target) lacksMemory() bool { return t.Member.Pages != nil && t.Member.Pages.Dropped }
+// lack is what of a process's memory is in files only.
+type lack int
 
-// checkDropped asks the driver whether a process that lacks memory, by the journal, is still
-// checkpointed. If the journal could not be written, the process may have been restored since, and what
-// is at those addresses is the job's own.
-func (b *wayBack) checkDropped(ctx context.Context, t *Target) error {
-	if !t.lacksMemory() {
+const (
+	lacksNothing lack = iota
+	lacksMoved        // what the library in it has moved to the host
+	lacksAll          // that, and the state of the driver
+)
+
+func (t *Target) lacksAll() bool { return t.lacks == lacksAll }
+
+// findLack finds out what a process lacks that does, by the journal. If the driver has restored its state, what was
+// there is the job's own by now. So is the memory of a library, once it has brought it back.
+func (b *wayBack) findLack(ctx context.Context, t *Target) error {
+	t.lacks = lacksNothing
+	if t.Member.Pages == nil || !t.Member.Pages.Dropped {
 		return nil
 	}
 	checkpointed, err := isCheckpointed(ctx, t)
-	if err == nil && !checkpointed {
+	if err != nil {
+		return err
+	}
+	if checkpointed {
+		t.lacks = lacksAll
+		return nil
+	}
+	moved, err := t.moved()
+	if err == nil && moved.Size() > 0 {
+		t.lacks = lacksMoved
+	} else if err == nil {
 		t.Member.Pages.Dropped = false
 	}
 	return err
+}
+
+// moved returns where a library keeps what it has moved to the host.
+func (t *Target) moved() (proc.Range, error) {
+	status, err := t.findAgent()
+	if err != nil || status.State != agent.Emptied || status.Staging.End < status.Staging.Start {
+		return proc.Range{}, err
+	}
+	return status.Staging, nil
 }
 
 // isCheckpointed asks the driver about a stopped process. Only its restore thread runs meanwhile, which
@@ -46,22 +74,32 @@ func isCheckpointed(ctx context.Context, t *Target) (bool, error) {
 	return state == cudackpt.StateCheckpointed, err
 }
 
-// fill brings back the memory that was dropped in a process, while none of its threads run. It may be
-// cut off and begun again. Once it is through, the journal says so, because the driver may free the
-// memory from then on.
-func (b *wayBack) fill(ctx context.Context, t *Target) error {
-	if err := b.fillIn(ctx, t); err != nil {
+// fill brings back memory that was dropped in a process, while none of its threads but the restore thread run: what the
+// driver needs, or what the library has moved, which is filled in while the driver restores. It may be cut off and begun
+// again: until the driver has restored, all of it; then what was moved, until the library has brought that back. Once
+// nothing is lacking, the journal says so.
+func (b *wayBack) fill(ctx context.Context, t *Target, what lack) error {
+	moved, err := t.moved()
+	if err != nil {
+		return err
+	}
+	if err := b.fillIn(ctx, t, what, moved); err != nil {
 		if b.Kind == journal.KindRestore && errors.Is(err, pages.ErrDamaged) {
 			err = fmt.Errorf("%w: %s", err, preflight.RemedyOf(preflight.FindingImage))
 		}
 		return fmt.Errorf("the GPU state of process %d (%s): %w", t.PID, t.Member.Name, err)
 	}
+	if what == lacksAll && moved.Size() > 0 {
+		t.lacks = lacksMoved
+		return nil
+	}
+	t.lacks = lacksNothing
 	b.Update(func() { t.Member.Pages.Dropped = false })
 	b.Note()
 	return b.Failpoint(ctx, string(b.Kind)+".back.filled")
 }
 
-func (b *wayBack) fillIn(ctx context.Context, t *Target) error {
+func (b *wayBack) fillIn(ctx context.Context, t *Target, what lack, moved proc.Range) error {
 	b.atOnce <- struct{}{}
 	defer func() { <-b.atOnce }()
 	if err := ctx.Err(); err != nil {
@@ -72,17 +110,21 @@ func (b *wayBack) fillIn(ctx context.Context, t *Target) error {
 		return err
 	}
 	defer input.Close()
-	err = b.SpanOf(t.PID, "make accessible", func() error { return b.makeAccessible(ctx, t, input.Ranges()) })
-	if err != nil {
-		return err
+	source, others := input.Split(moved)
+	name, doing := "fill moved", "filling-moved"
+	if what == lacksAll {
+		source, name, doing = others, "fill", "filling"
+		if err := b.SpanOf(t.PID, "make accessible", func() error { return b.makeAccessible(ctx, t, input.Ranges()) }); err != nil {
+			return err
+		}
 	}
 	ctx, stall := NewStall(ctx, b.Env.Config.Restore.Timeout)
 	defer stall.End(context.Canceled)
 	stall.Begin()
-	return b.SpanOf(t.PID, "fill", func() error {
+	return b.SpanOf(t.PID, name, func() error {
 		done := make(chan error, 1)
 		go func() {
-			done <- pages.Fill(ctx, watchedSource{input, Progress{ctx, b.Session, stall, "filling"}}, t.Process, coresFor(1))
+			done <- pages.Fill(ctx, watchedSource{source, Progress{ctx, b.Session, stall, doing}}, t.Process, coresFor(1))
 		}()
 		if b.Kind != journal.KindRestore {
 			return <-done // nothing else may be tried: a read that hangs may yet end

@@ -27,6 +27,7 @@ type Target struct {
 	Parked   *inject.Parked    // its parked threads; nil if it is held by its stop alone
 	Lent     *inject.Borrowed  // threads of it that drop its memory
 	agent    *agent.Agent      // the library in it; nil if the driver alone moves its memory
+	lacks    lack              // of the way back
 }
 
 func CloseTargets(targets []*Target) {

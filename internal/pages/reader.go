@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"sort"
 
 	"cucriu/internal/proc"
 )
@@ -111,6 +112,29 @@ func (r *Reader) Get(i int, buffer []byte) (Chunk, error) {
 	}
 	return chunk, nil
 }
+
+// Split returns the chunks that begin in a range, and the others.
+func (r *Reader) Split(at proc.Range) (inside, outside Source) {
+	first := sort.Search(r.Chunks(), func(i int) bool { return r.index.at(i).address >= at.Start })
+	end := max(first, sort.Search(r.Chunks(), func(i int) bool { return r.index.at(i).address >= at.End }))
+	return part{r, end - first, func(i int) int { return first + i }}, part{r, r.Chunks() - (end - first), func(i int) int {
+		if i < first {
+			return i
+		}
+		return i + end - first
+	}}
+}
+
+// part is a part of the chunks of a reader.
+type part struct {
+	*Reader
+	chunks int
+	number func(i int) int // in the reader
+}
+
+func (p part) Chunks() int { return p.chunks }
+
+func (p part) Get(i int, buffer []byte) (Chunk, error) { return p.Reader.Get(p.number(i), buffer) }
 
 // Files returns the open files: the index, then the shards. As long as a process has them open, the
 // pages can be reached, even after their names are gone.

@@ -148,7 +148,18 @@ func TestWhatIsCopiedIsFilledInAgain(t *testing.T) {
 		if shards := int64(len(listing.ShardBytes)); sum(listing.ShardBytes) != shards*headerSize+stored {
 			t.Fatalf("shards of %v bytes for %d bytes of chunks", listing.ShardBytes, stored)
 		}
-		must(t, Fill(t.Context(), reader, a.Process, rapid.IntRange(1, 8).Draw(t, "workers")))
+		first := slices.Clone(a.memory)
+		part := proc.Range{}
+		if len(ranges) > 0 && rapid.Bool().Draw(t, "in two parts") {
+			part = rapid.SampledFrom(ranges).Draw(t, "first part")
+			copy(first[part.Start-a.start():], want[part.Start-a.start():part.End-a.start()])
+		}
+		inside, outside := reader.Split(part)
+		must(t, Fill(t.Context(), inside, a.Process, rapid.IntRange(1, 8).Draw(t, "workers")))
+		if !bytes.Equal(a.memory, first) {
+			t.Fatal("the first part of the memory is not as it was, or not alone")
+		}
+		must(t, Fill(t.Context(), outside, a.Process, rapid.IntRange(1, 8).Draw(t, "workers")))
 		if !bytes.Equal(a.memory, want) {
 			t.Fatal("the memory is not as it was")
 		}

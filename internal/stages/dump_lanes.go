@@ -229,25 +229,18 @@ func (d *lanes) copyOut(l *lane) error {
 		case <-d.copying.Done():
 			return context.Cause(d.copying)
 		case ranges, more := <-l.queue:
+			do := func() error { return pages.Copy(d.copying, l.Process, ranges, sink, d.Config.FastLane.Compress) }
 			if !more {
-				return d.finish(l)
+				do = func() error { return d.finish(l) }
 			}
-			if err := d.stalling(func() error {
-				return d.Session.SpanOf(l.PID, "copy", func() error {
-					return pages.Copy(d.copying, l.Process, ranges, sink, d.Config.FastLane.Compress)
-				})
-			}); err != nil {
+			d.stall.Begin()
+			err := d.Session.SpanOf(l.PID, "copy", do)
+			d.stall.Done()
+			if err != nil || !more {
 				return err
 			}
 		}
 	}
-}
-
-// stalling does something that ends if it does not get on.
-func (d *lanes) stalling(do func() error) error {
-	d.stall.Begin()
-	defer d.stall.Done()
-	return do()
 }
 
 // finish completes the files of a process, and brings them to the disk.
@@ -258,7 +251,7 @@ func (d *lanes) finish(l *lane) (err error) {
 	if err := d.Session.Failpoint(d.copying, "dump.syncing"); err != nil {
 		return err
 	}
-	return d.stalling(func() error { return l.output.Sync(d.stall.Moved) })
+	return l.output.Sync(d.stall.Moved)
 }
 
 // leaveToCriu leaves the memory of a process, which is still whole, to criu.

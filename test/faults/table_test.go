@@ -285,8 +285,12 @@ func back(prefix, point string, scene scene, without map[fault]string) []row {
 			r.slow = []string{step.slow}
 		}
 		rows = append(rows, r)
-		if step.name == "move" {
+		switch step.name {
+		case "move":
 			r.name, r.point = prefix+"move: under way", point+"moving"
+			rows = append(rows, r)
+		case "restore":
+			r.name, r.point, r.slow, r.guest, r.also = prefix+"restore: what the library has moved is filled in", strings.TrimSuffix(point, "back.")+"filling-moved", nil, true, []fault{continued, imagesGone}
 			rows = append(rows, r)
 		}
 		if step.name != "fill" {

@@ -11,6 +11,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"cucriu/cudackpt"
 	"cucriu/internal/agent"
 	"cucriu/internal/proc"
 	"cucriu/internal/testenv"
@@ -450,4 +451,34 @@ func TestMovedMemoryIsSuspended(t *testing.T) {
 			})
 		})
 	}
+}
+
+// TestTheWatcherIsKilledWhenTheDriverHasRestored, and what the library had moved is not filled in yet: only what is missing is, then.
+func TestTheWatcherIsKilledWhenTheDriverHasRestored(t *testing.T) {
+	testenv.Simulated(t, func(t *testing.T) {
+		host := testenv.NewHost(t, 1, "--mib-per-gpu", "200")
+		job := startWithGuest(t, host)
+		marks := t.TempDir()
+		host.UseFailpoint("dump.filling-moved=run " + testenv.WaitsForGo(t, marks))
+		if run := host.TryDump(job, testenv.NewImages(t), "-R"); run.Err != nil {
+			t.Fatalf("criu dump: %v\n%s", run.Err, run.Lines())
+		}
+		waitForMark(t, marks)
+		driver := host.Driver().Process(job.PID)
+		testenv.Eventually(t, testenv.Soon, "the driver has restored", func() bool {
+			state, err := driver.State(t.Context())
+			return err == nil && state == cudackpt.StateLocked
+		})
+		host.KillWatcher()
+		host.UseFailpoint("")
+		if err := os.WriteFile(filepath.Join(marks, "go"), nil, 0o600); err != nil {
+			t.Fatal(err)
+		}
+		if out, err := host.Cucriu("recover"); err != nil {
+			t.Fatalf("cucriu recover: %v\n%s", err, out)
+		}
+		host.WaitOutcome("running")
+		job.Runs()
+		job.Check()
+	})
 }

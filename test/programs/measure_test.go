@@ -50,8 +50,8 @@ type measurement struct {
 	why         string
 	dumpTook    time.Duration
 	restoreTook time.Duration
-	image       int64 // bytes
-	from, to    []int // GPUs, as far as that is known
+	image       int64  // bytes
+	from, to    []int  // GPUs, as far as that is known
 	movedBy     string // who has moved its GPU memory, if the library is in it
 }
 

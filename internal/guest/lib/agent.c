@@ -32,6 +32,8 @@ enum state { IDLE, PREPARED, EMPTY };
 #define MOST_COPIERS 16
 #define MOST_THREADS (MOST_COPIERS + 1)
 
+#define VERSION 2
+
 /* internal/agent has the same. */
 EXPORT struct mailbox {
 	char magic[8];
@@ -43,7 +45,9 @@ EXPORT struct mailbox {
 	uint32_t closed; /* the gate is */
 	uint64_t moved; /* a number that grows while the command that is under way gets on */
 	int32_t threads[MOST_THREADS]; /* the agent and its copiers, or 0 */
-} cucriu_guest = {.magic = "cucriu\1", .version = 1};
+	/* since version 2 */
+	uint64_t staging, staging_end; /* where memory is that is out */
+} cucriu_guest = {.magic = "cucriu\1", .version = VERSION};
 
 #define NAME "cucriu-guest" /* of the threads */
 #define MOST_GPUS 64
@@ -460,6 +464,8 @@ static CUresult make_staging(size_t size)
 	madvise(staging, whole, MADV_DONTFORK);
 	staging_size = size;
 	zeros = (bool *)staging + size;
+	cucriu_guest.staging = (uintptr_t)staging;
+	cucriu_guest.staging_end = (uintptr_t)staging + whole;
 	return CUDA_SUCCESS;
 }
 
@@ -468,6 +474,7 @@ static void forget_staging(void)
 	munmap(staging, staging_size + staging_size / slice);
 	staging = NULL;
 	staging_size = 0;
+	cucriu_guest.staging = cucriu_guest.staging_end = 0;
 }
 
 /* Memory that is mapped and made anew as it will be later: what a stopped thread keeps us from is found before anything is lost. */
@@ -613,6 +620,6 @@ void agent_start(void)
 void agent_in_a_child(void)
 {
 	started = false;
-	cucriu_guest = (struct mailbox){.magic = "cucriu\1", .version = 1};
+	cucriu_guest = (struct mailbox){.magic = "cucriu\1", .version = VERSION};
 	gate_in_a_child();
 }
