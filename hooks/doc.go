@@ -35,7 +35,7 @@
 //	            have caught up
 //	stop        SIGSTOP to the whole tree; wait until every thread is in state T, and until nobody
 //	            is left who could make new processes
-//	move        where the library of cucriu run --guest is in the job, it moves GPU memory to the
+//	move        where the library of cucriu run --dir is in the job, it moves GPU memory to the
 //	            host (internal/engine/memory.go, which has the steps; they begin before the lock)
 //	park        every thread except the restore threads: no SIGCONT runs it now; look for new
 //	            processes once more; link files in use by removed names (package checkpoint alone)

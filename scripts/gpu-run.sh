@@ -5,13 +5,13 @@
 #   run.sh demo                  only the demo
 #   run.sh dump [TEST REGEX]     one of the suites on real criu: dump, restore, check, suspend, guest
 #   run.sh programs [REGEX]      programs as people write them, one or all; the table is programs.md
-#                                (CUCRIU_PROGRAMS_GUEST=1: all with the library of --guest; what is refused for peer-memory works then)
+#                                (CUCRIU_PROGRAMS_GUEST=1: all with the library of cucriu run --dir; what is refused for peer-memory works then)
 # not in everything:
 #   run.sh bench [FLAGS]         the benchmark (--help)
 #   run.sh long                  long jobs: what a checkpoint costs, and preemptions (try-*.sh); needs 40 GiB on the disk
 #   run.sh engines               containers checkpointed and restored by runc, swapped between two GPUs where there are two (try-engines.sh)
 #   run.sh cuda-checkpoint       cucriu's cuda-checkpoint: its command line, and criu's own CUDA plugin with it
-#   run.sh guest-cost            what the library of --guest costs a program that nobody dumps (try-guest.sh)
+#   run.sh guest-cost            what the library of cucriu run --dir costs a program that nobody dumps (try-guest.sh)
 #   run.sh names                 two long jobs side by side, and torchrun restored at once (try-names.sh)
 #   run.sh migrate [TEST REGEX]  migration between two of the GPUs; CUCRIU_TEST_SIZES="1024 16384": pauses for so many MiB
 # CUCRIU_TEST_DRIVER=sim runs the tests on simulated GPUs.

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# try-guest.sh DIR [SECONDS [ROUNDS]]: what the library of cucriu run --guest costs a program that nobody dumps. A training, and a loop that
+# try-guest.sh DIR [SECONDS [ROUNDS]]: what the library of cucriu run --dir costs a program that nobody dumps. A training, and a loop that
 # generates tokens with small kernels, run for SECONDS (10) with the library and without; on two GPUs at the same time, which they swap from
 # round to round (2 of them). Then how long it takes until a program has its first tensor, and how much of the GPU two sizes of tensors take.
 # DIR must not exist yet. Needs a GPU and PyTorch.

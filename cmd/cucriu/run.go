@@ -223,7 +223,7 @@ func addLongFlags(cmd *cobra.Command, o *jobs.Options) (check func(args []string
 	flags.StringArrayVar(&o.Settings, "setting", nil, "add a setting to the job's environment that may cost speed; may be repeated: "+settingNames(true))
 	flags.StringArrayVar(&o.NoSettings, "no-setting", nil, "leave out a setting that costs no speed; may be repeated: "+settingNames(false))
 	choose(cmd, &o.Guest, "guest", "load a library into the job, by which processes that span GPUs can be restored, and large memory is moved faster: auto, where it was tried with the driver, or off",
-		word[bool]{"off", false}, word[bool]{"auto", true})
+		word[bool]{"auto", true}, word[bool]{"off", false})
 	flags.IntVar(&o.Keep, "keep", 3, "how many checkpoints to keep")
 	flags.Var(&value{kind: "size", text: "0", set: func(text string) (err error) {
 		if o.MaxBytes = 0; text != "0" {
@@ -286,7 +286,7 @@ func addLongFlags(cmd *cobra.Command, o *jobs.Options) (check func(args []string
 			return errors.New("--adopt: a pid is a positive number")
 		case o.Adopt != 0 && len(args) > 0:
 			return errors.New("--adopt: the job is already running, so leave out the command")
-		case o.Adopt != 0 && (tty || o.User != "" || o.PrivateTmp || o.Guest || len(o.Settings)+len(o.NoSettings) > 0):
+		case o.Adopt != 0 && (tty || o.User != "" || o.PrivateTmp || cmd.Flags().Changed("guest") || len(o.Settings)+len(o.NoSettings) > 0):
 			return errors.New("--adopt: --tty, --user, --private-tmp, --guest, --setting and --no-setting apply only to a job that cucriu run starts")
 		case o.Every < 0 || o.Grace < 0 || o.MaxPause < 0:
 			return errors.New("duration must not be negative")

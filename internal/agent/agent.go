@@ -1,4 +1,4 @@
-// Package agent tells the guest, the library that cucriu run --guest loads into a job, to move the memory of
+// Package agent tells the guest, the library that cucriu run --dir loads into a job, to move the memory of
 // the GPUs to the host and back. The library's side is internal/guest/lib/agent.c.
 //
 // All that is read here is the job's own, which may be hostile: nothing is believed that the

@@ -201,13 +201,13 @@ func (u peerUse) contextLeast(gpu cudackpt.UUID) uint64 {
 	return 0
 }
 
-// advice names the setting of the framework that the process uses, and the library of cucriu run --guest where
+// advice names the setting of the framework that the process uses, and the library of cucriu run --dir where
 // that would make other memory of what was found.
 func (u peerUse) advice(guest bool) string {
 	const oneGPU = "CUDA_VISIBLE_DEVICES naming one GPU for each process"
 	start := "start it "
 	if guest {
-		start += "by cucriu run --guest auto, or "
+		start += "by cucriu run --dir, or "
 	}
 	switch {
 	case u.jax:

@@ -7,7 +7,7 @@ const (
 	modeSerial   = "serial"   // the baseline: serial-hook
 	modeHook     = "hook"     // cucriu-hook; criu writes all pages
 	modeFastlane = "fastlane" // cucriu-hook; it writes the GPU content itself
-	modeGuest    = "guest"    // the same, and the library of cucriu run --guest is in the job
+	modeGuest    = "guest"    // the same, and the library of cucriu run --dir is in the job
 )
 
 // allModes returns the modes in the order in which they are shown.

@@ -111,7 +111,7 @@ func (rs Results) unsteady() []string {
 
 const explanation = `A case is so many processes of one tree, each with so much GPU memory. Modes: *serial* is plain CRIU and a process of its own for each
 driver call, one after the other, as a CUDA plugin makes them; *hook* is cucriu-hook with all pages through CRIU; *fastlane* is cucriu-hook with
-GPU content past CRIU; *guest* is that with the library of ` + "`cucriu run --guest`" + ` in the job. Dump is the wall time of ` + "`criu dump`" + `; restore is the time from the start of ` + "`criu restore`" + ` until every process of the job works
+GPU content past CRIU; *guest* is that with the library of ` + "`cucriu run --dir`" + ` in the job. Dump is the wall time of ` + "`criu dump`" + `; restore is the time from the start of ` + "`criu restore`" + ` until every process of the job works
 again, which then compares all its GPU memory with what it must be. The run with the median downtime counts. CPU is of CRIU, the hook and what they
 wait for, not of the hook's watcher. The hook's overhead is the pre-dump stage less lock, checkpoint, copy and drop.
 

@@ -101,7 +101,7 @@ type row struct {
 	// midStage says that the second call of a stage comes because the first was killed at
 	// this step. Otherwise it comes after the first has ended.
 	midStage bool
-	// guest says that the library of cucriu run --guest is in the job, which moves the memory.
+	// guest says that the library of cucriu run --dir is in the job, which moves the memory.
 	guest bool
 	// mib is the device memory of each process. 0 means as little as possible.
 	mib int

@@ -39,7 +39,7 @@ func TestALongJobIsOnOneHostWhereverAProgramIsKilled(t *testing.T) {
 	testenv.IsolatedFor(t, 10*time.Minute, func(t *testing.T) {
 		two := hosts.HostOptions{GPUs: 2}
 		p := hosts.New(t, hosts.Options{A: two, B: two, OneBootID: true})
-		j := startJob(t, p, p.A, "--guest=auto") // its library moves, too
+		j := startJob(t, p, p.A) // its library moves, too
 		stop := j.watch()
 		from, to := p.A, p.B
 		for _, s := range jobSteps {

@@ -166,7 +166,7 @@ func TestALongJobTakesItsLibraryAlong(t *testing.T) {
 	testenv.Isolated(t, func(t *testing.T) {
 		two := hosts.HostOptions{GPUs: 2}
 		p := hosts.New(t, hosts.Options{A: two, B: two, OneBootID: true})
-		j := startJob(t, p, p.A, "--guest=auto")
+		j := startJob(t, p, p.A)
 		if maps := p.A.Run("sh", "-c", "cat /proc/[0-9]*/maps"); !strings.Contains(maps, filepath.Join(j.dir, guest.File)) {
 			t.Error("the job has no library, so the test shows nothing")
 		}

@@ -39,7 +39,7 @@ type program struct {
 	greedy bool
 	// underRun starts the program under cucriu run.
 	underRun bool
-	// guest loads the library of cucriu run --guest into the program.
+	// guest loads the library of cucriu run --dir into the program.
 	guest bool
 }
 

@@ -20,7 +20,6 @@ func TestAJobOnTwoGPUsHasTheGuest(t *testing.T) {
 				w := worldOn(t, testenv.NewHost(t, 2, "--mib-per-gpu", "200", "--peer-limit-mib", "8"))
 				w.command = append([]string{testenv.Artefact(t, "make workload", "build", "workload", "cudawork"), "--dir", w.work, "--gpus", "0,1", "--peer", "both", "--memory", memory, "--mib", "16"}, options...)
 				w.cuda = w.work
-				w.flags = append(w.flags, "--guest", "auto")
 				r := w.run()
 				r.says("LD_PRELOAD=" + filepath.Join(w.dir, guest.File) + " is set")
 				r.verified(1)
@@ -55,7 +54,6 @@ func TestTheGuestIsLeftOut(t *testing.T) {
 			testenv.Simulated(t, func(t *testing.T) {
 				w := worldOn(t, testenv.NewHost(t, host.gpus, host.args...))
 				w.command = []string{"sh", "-c", `echo "<$LD_PRELOAD>"`}
-				w.flags = append(w.flags, "--guest", "auto")
 				r := w.run()
 				<-r.done
 				output, err := os.ReadFile(filepath.Join(w.dir, "output.log"))
