@@ -6,8 +6,6 @@ import (
 	"sync"
 	"sync/atomic"
 
-	"golang.org/x/sys/unix"
-
 	"cucriu/internal/proc"
 )
 
@@ -28,41 +26,24 @@ type Source interface {
 	Get(i int, buffer []byte) (Chunk, error)
 }
 
-// Copy copies ranges of a process's private anonymous memory to a sink. The process must be stopped.
-// Each worker needs memory for one chunk, and for one more if it compresses.
+// Copy copies ranges of a process's memory to a sink. The process must be stopped. Each
+// worker needs memory for one chunk, and for one more if it compresses.
 func Copy(ctx context.Context, from *proc.Process, ranges []proc.Range, to Sink, codec Codec) error {
-	space, err := proc.ReadAddressSpace(from.PID)
-	if err != nil {
-		return err
-	}
-	if missing := proc.Subtract(ranges, space.Private); len(missing) > 0 {
-		return fmt.Errorf("%v has no private memory at %#x: %w", from, missing[0].Start, unix.EFAULT)
-	}
 	pieces := cut(ranges)
 	return work(ctx, to.Workers(), len(pieces), func(worker int) (func(int) error, func(), error) {
 		coder, err := newCoder(codec)
 		if err != nil {
 			return nil, nil, err
 		}
-		pagemap, err := proc.OpenPagemap(from)
-		if err != nil {
-			coder.close()
-			return nil, nil, err
-		}
 		buffer := make([]byte, ChunkSize)
 		do := func(i int) error {
-			if untouched, err := pagemap.Untouched(pieces[i]); err != nil {
-				return err
-			} else if untouched {
-				return to.Put(worker, Chunk{Address: pieces[i].Start, Size: uint32(pieces[i].Size()), Codec: Zero})
-			}
 			memory := buffer[:pieces[i].Size()]
 			if err := from.ReadMemory(memory, pieces[i].Start); err != nil {
 				return err
 			}
 			return to.Put(worker, coder.encode(pieces[i].Start, memory))
 		}
-		return do, func() { coder.close(); pagemap.Close() }, nil
+		return do, coder.close, nil
 	})
 }
 

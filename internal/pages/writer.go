@@ -9,6 +9,7 @@ import (
 	"slices"
 	"sync"
 
+	"golang.org/x/sync/errgroup"
 	"golang.org/x/sys/unix"
 )
 
@@ -75,6 +76,18 @@ func (w *Writer) Reserve(bytes int64) {
 	wg.Wait()
 }
 
+// giveBack gives back the room that was reserved and is not needed: of all files at once, because that takes the kernel a while.
+func (w *Writer) giveBack() error {
+	if !w.reserved {
+		return nil
+	}
+	var group errgroup.Group
+	for _, s := range w.shards {
+		group.Go(func() error { return s.file.Truncate(s.end) })
+	}
+	return group.Wait()
+}
+
 // Files returns the open files: the index, then the shards.
 func (w *Writer) Files() []*os.File { return w.files }
 
@@ -126,13 +139,11 @@ func (w *Writer) Finish() (Listing, error) {
 				return l, err
 			}
 		}
-		if w.reserved {
-			if err := s.file.Truncate(s.end); err != nil {
-				return l, fmt.Errorf("pages: %w", err)
-			}
-		}
 		l.ShardBytes = append(l.ShardBytes, s.end)
 		l.IndexBytes += recordSize * int64(len(s.records))
+	}
+	if err := w.giveBack(); err != nil {
+		return l, fmt.Errorf("pages: %w", err)
 	}
 	if err := l.Validate(); err != nil {
 		return l, err

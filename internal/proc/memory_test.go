@@ -258,33 +258,3 @@ func TestTheAddressSpaceOfAProcessThatIsGone(t *testing.T) {
 		t.Errorf("read: %v", err)
 	}
 }
-
-func TestUntouchedMemory(t *testing.T) {
-	const private, rw = unix.MAP_PRIVATE | unix.MAP_ANONYMOUS, unix.PROT_READ | unix.PROT_WRITE
-	page := os.Getpagesize()
-	memory := mapPages(t, 8, rw, private, -1)
-	must(t, unix.Madvise(memory, unix.MADV_NOHUGEPAGE))
-	memory[5*page] = 0 // a page of zeros is touched, too
-	pagemap, err := OpenPagemap(open(t, os.Getpid()))
-	must(t, err)
-	defer pagemap.Close()
-	whole := rangeOf(memory)
-	part := func(from, to int) Range { return Range{whole.Start + uint64(from), whole.Start + uint64(to)} }
-	for _, tt := range []struct {
-		r    Range
-		want bool
-	}{
-		{part(0, 5*page), true},
-		{part(page/2, page), true},
-		{part(6*page, 8*page), true},
-		{part(0, 8*page), false},
-		{part(4*page, 5*page+1), false},
-		{part(5*page+1, 5*page+2), false},
-		{part(5*page, 6*page), false},
-	} {
-		got, err := pagemap.Untouched(tt.r)
-		if err != nil || got != tt.want {
-			t.Errorf("pages %v to %v: %v, %v", (tt.r.Start-whole.Start)/uint64(page), (tt.r.End-whole.Start)/uint64(page), got, err)
-		}
-	}
-}

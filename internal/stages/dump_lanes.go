@@ -45,9 +45,8 @@ import (
 type lane struct {
 	*engine.Target
 	output  *pages.Writer
-	ranges  []proc.Range      // the staging memory
-	queue   chan []proc.Range // what of it is to be copied next; closed behind the last
-	copied  chan struct{}     // closed when the copy is over; nil before it begins
+	ranges  []proc.Range  // the staging memory
+	copied  chan struct{} // closed when the copy is over; nil before it begins
 	listing pages.Listing
 	err     error // of the copy
 	left    bool  // to criu, which writes the memory then
@@ -66,30 +65,11 @@ type lanes struct {
 	all     []*lane
 }
 
-// checkpoint checkpoints the processes. It copies out what libraries in them have moved to the host meanwhile, and the
-// rest of the first while the checkpoints of the others go on.
-func (d *lanes) checkpoint(ctx context.Context) error {
-	d.copying, d.stall = engine.NewStall(ctx, d.Config.Checkpoint.Timeout)
-	for _, l := range d.all {
-		if !l.Member.Moved {
-			continue
-		}
-		var err error
-		if l.ranges, err = l.staged(); err != nil {
-			return err
-		}
-		d.copy(l, l.ranges)
-	}
-	return d.Suspension.Checkpoint(ctx)
-}
-
-// staged returns the staging memory that a process has by now.
-func (l *lane) staged() ([]proc.Range, error) {
-	space, err := proc.ReadAddressSpace(l.PID)
-	if err != nil {
-		return nil, err
-	}
-	return slices.DeleteFunc(space.NewSince(l.Before), func(r proc.Range) bool { return r.Size() < stagingLeast }), nil
+// checkpoint checkpoints the processes. It copies out the memory of the first while the checkpoints of
+// the others go on.
+func (l *lanes) checkpoint(ctx context.Context) error {
+	l.copying, l.stall = engine.NewStall(ctx, l.Config.Checkpoint.Timeout)
+	return l.Suspension.Checkpoint(ctx)
 }
 
 // stopCopies ends the copies and waits for their end, but not forever: a copy that hangs in a write
@@ -195,56 +175,32 @@ func (d *lanes) beginCopy(ctx context.Context, t *engine.Target) error {
 	if err := engine.ReleaseThreads(ctx, t.Tracer, []*engine.Target{t}); err != nil {
 		return err
 	}
-	all, err := l.staged()
+	space, err := proc.ReadAddressSpace(t.PID)
 	if err != nil {
 		return err
 	}
-	if len(all) == 0 && l.copied == nil {
+	l.ranges = slices.DeleteFunc(space.NewSince(t.Before), func(r proc.Range) bool { return r.Size() < stagingLeast })
+	if len(l.ranges) == 0 {
 		return l.leaveToCriu()
 	}
-	d.copy(l, proc.Subtract(all, l.ranges))
-	close(l.queue)
-	l.ranges = all
+	l.copied = make(chan struct{})
+	d.stall.Begin()
+	go func() {
+		defer close(l.copied)
+		defer d.stall.Done()
+		if l.err = d.Session.SpanOf(t.PID, "copy", func() error { return d.copyOut(l) }); l.err != nil {
+			d.stall.End(l.err)
+		}
+	}()
 	return nil
-}
-
-// copy copies ranges of a process's memory out. The first call begins the copy.
-func (d *lanes) copy(l *lane, ranges []proc.Range) {
-	if l.copied == nil {
-		l.queue, l.copied = make(chan []proc.Range, 2), make(chan struct{})
-		go func() {
-			defer close(l.copied)
-			if l.err = d.copyOut(l); l.err != nil {
-				d.stall.End(l.err)
-			}
-		}()
-	}
-	l.queue <- ranges
 }
 
 func (d *lanes) copyOut(l *lane) error {
 	sink := watchedSink{l.output, engine.Progress{Copying: d.copying, Session: d.Session, Stall: d.stall, Doing: "copying"}}
-	for {
-		select {
-		case <-d.copying.Done():
-			return context.Cause(d.copying)
-		case ranges, more := <-l.queue:
-			do := func() error { return pages.Copy(d.copying, l.Process, ranges, sink, d.Config.FastLane.Compress) }
-			if !more {
-				do = func() error { return d.finish(l) }
-			}
-			d.stall.Begin()
-			err := d.Session.SpanOf(l.PID, "copy", do)
-			d.stall.Done()
-			if err != nil || !more {
-				return err
-			}
-		}
+	if err := pages.Copy(d.copying, l.Process, l.ranges, sink, d.Config.FastLane.Compress); err != nil {
+		return err
 	}
-}
-
-// finish completes the files of a process, and brings them to the disk.
-func (d *lanes) finish(l *lane) (err error) {
+	var err error
 	if l.listing, err = l.output.Finish(); err != nil || !d.syncs() {
 		return err
 	}
