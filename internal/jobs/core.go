@@ -40,13 +40,13 @@ func newCore(hook *hooks.Hook, o Options) *core {
 
 func (s *core) outputPath() string { return filepath.Join(s.Dir, "output.log") }
 
-const tmp = "/tmp"
+const shm, tmp = "/dev/shm", "/tmp"
 
 // files says which files of the job belong to a checkpoint. The /dev/shm of a sandbox is its own.
 func (s *core) files() files.Options {
 	o := files.Options{Limit: s.FilesLimit, Except: append([]string{s.outputPath()}, s.NotSaved...)}
 	if s.sandbox != nil && !s.sandbox.IsAdopted() {
-		o.Shm = "/dev/shm"
+		o.Shm = shm
 	}
 	if s.PrivateTmp {
 		o.PrivateTmp = tmp

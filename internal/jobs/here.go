@@ -28,11 +28,12 @@ func checkHere(ctx context.Context, s *core) error {
 	if err := job.CheckSettings(slices.Concat(s.Settings, s.NoSettings)...); err != nil {
 		return err
 	}
-	if s.PrivateTmp {
-		for _, path := range []string{s.Dir, s.Stage, s.hook.Config.RunDir, s.record.WorkDir, s.Criu} {
-			if strings.HasPrefix(filepath.Clean(path)+"/", tmp+"/") {
-				return fmt.Errorf("--private-tmp hides %s: choose another location for it", path)
-			}
+	for _, path := range []string{s.Dir, s.Stage, s.hook.Config.RunDir, s.record.WorkDir, s.Criu} {
+		switch below := filepath.Clean(path) + "/"; {
+		case strings.HasPrefix(below, shm+"/"):
+			return fmt.Errorf("a job has a %s of its own, which hides %s: choose another location for it", shm, path)
+		case s.PrivateTmp && strings.HasPrefix(below, tmp+"/"):
+			return fmt.Errorf("--private-tmp hides %s: choose another location for it", path)
 		}
 	}
 	if err := checkStage(s); err != nil {

@@ -151,17 +151,27 @@ func TestAJobThatSawTwoGPUsIsNotResumedOnOne(t *testing.T) {
 	})
 }
 
-// TestAPrivateTmpHidesNothingThatIsNeeded: what would be hidden is refused at the start.
-func TestAPrivateTmpHidesNothingThatIsNeeded(t *testing.T) {
-	testenv.Simulated(t, func(t *testing.T) {
-		w := newWorld(t)
-		var err error
-		if w.dir, err = os.MkdirTemp("/tmp", "long-"); err != nil {
-			t.Fatal(err)
-		}
-		defer os.RemoveAll(w.dir)
-		w.run("--private-tmp").ends(125, "--private-tmp hides "+w.dir)
-	})
+// TestASandboxHidesNothingThatIsNeeded: what would be hidden is refused at the start.
+func TestASandboxHidesNothingThatIsNeeded(t *testing.T) {
+	for name, test := range map[string]struct {
+		base, says string
+		flags      []string
+	}{
+		"tmp": {"/tmp", "--private-tmp hides ", []string{"--private-tmp"}},
+		"shm": {"/dev/shm", "a job has a /dev/shm of its own, which hides ", nil},
+	} {
+		t.Run(name, func(t *testing.T) {
+			testenv.Simulated(t, func(t *testing.T) {
+				w := newWorld(t)
+				var err error
+				if w.dir, err = os.MkdirTemp(test.base, "long-"); err != nil {
+					t.Fatal(err)
+				}
+				defer os.RemoveAll(w.dir)
+				w.run(test.flags...).ends(125, test.says+w.dir)
+			})
+		})
+	}
 }
 
 // TestAnotherUsersJobNeedsCapSysResource: criu cannot dump it without, and that is said at the start.
