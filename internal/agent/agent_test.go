@@ -1,0 +1,40 @@
+package agent
+
+import (
+	"bytes"
+	"encoding/binary"
+	"os"
+	"runtime"
+	"testing"
+	"unsafe"
+
+	"cucriu/internal/proc"
+)
+
+// TestAMailboxOfEitherVersion: a job keeps the library with which it was started, and that of an older version knows less.
+func TestAMailboxOfEitherVersion(t *testing.T) {
+	process, err := proc.Open(os.Getpid())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer process.Close()
+	staging := proc.Range{Start: 0x1000, End: 0x5000}
+	for version, want := range map[uint32]proc.Range{1: {}, 2: staging} {
+		var memory bytes.Buffer
+		box := mailbox{Magic: magic, Version: version, State: Emptied, Closed: 1, Command: 5, Done: 5, mailboxSince2: mailboxSince2{staging}}
+		if err := binary.Write(&memory, binary.LittleEndian, box); err != nil {
+			t.Fatal(err)
+		}
+		data := memory.Bytes()
+		a := &Agent{process, uint64(uintptr(unsafe.Pointer(&data[0])))}
+		got, err := a.Status()
+		if wanted := (Status{State: Emptied, Closed: true, Staging: want}); err != nil || got != wanted {
+			t.Errorf("version %d: %+v, %v; want %+v", version, got, err, wanted)
+		}
+		data[0]++
+		if _, err := a.Status(); err == nil {
+			t.Errorf("version %d: a mailbox without its magic is read", version)
+		}
+		runtime.KeepAlive(data)
+	}
+}
