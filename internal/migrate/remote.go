@@ -166,7 +166,7 @@ func (r *remote) whileConnected(ctx context.Context, patience time.Duration, do 
 		case <-over:
 		}
 	}()
-	err := do(ctx)
+	err := givenUp(ctx, do(ctx))
 	close(over)
 	<-ended
 	return err

@@ -94,3 +94,22 @@ func TestTheDriverOfTheSource(t *testing.T) {
 		})
 	}
 }
+
+// TestWhatWasGivenUpSaysWhy, and loses nothing that it says by itself.
+func TestWhatWasGivenUpSaysWhy(t *testing.T) {
+	full := errors.New("no space left")
+	ended, cancel := context.WithCancelCause(t.Context())
+	cancel(full)
+	canceled := errors.Join(hooks.ErrNotBack, context.Canceled)
+	if err := givenUp(ended, canceled); !errors.Is(err, full) || !errors.Is(err, hooks.ErrNotBack) {
+		t.Errorf("%v", err)
+	}
+	for _, err := range []error{nil, full, hooks.ErrNotBack} {
+		if got := givenUp(ended, err); got != err {
+			t.Errorf("%v has become %v", err, got)
+		}
+	}
+	if got := givenUp(t.Context(), canceled); got != canceled {
+		t.Errorf("%v", got)
+	}
+}

@@ -3,6 +3,7 @@ package migrate
 import (
 	"context"
 	"crypto/tls"
+	"errors"
 	"fmt"
 	"net"
 	"os"
@@ -195,7 +196,15 @@ func (t *transfer) whileSending(ctx context.Context, do func(context.Context) er
 	defer cancel(nil)
 	sending := t.sender.Context()
 	defer context.AfterFunc(sending, func() { cancel(context.Cause(sending)) })()
-	return do(ctx)
+	return givenUp(ctx, do(ctx))
+}
+
+// givenUp returns the error of something that ctx may have ended, with the reason if the error says only that it did.
+func givenUp(ctx context.Context, err error) error {
+	if cause := context.Cause(ctx); cause != nil && errors.Is(err, context.Canceled) && !errors.Is(err, cause) {
+		return fmt.Errorf("%w (%w)", cause, err)
+	}
+	return err
 }
 
 // finish waits until everything is there.
