@@ -88,15 +88,20 @@ func Place(dir string) error {
 	return durable.Sync(dir)
 }
 
-// Preload has the programs of an environment load the library of a job.
+// Preload has the programs of an environment load the library of a job. Those that were built with AddressSanitizer would not
+// run behind it.
 func Preload(env []string, dir string) []string {
-	const variable = "LD_PRELOAD="
-	path := filepath.Join(dir, File)
+	env = prepend(env, "ASAN_OPTIONS", "verify_asan_link_order=0")
+	return prepend(env, "LD_PRELOAD", filepath.Join(dir, File))
+}
+
+// prepend puts an element before those of a variable.
+func prepend(env []string, variable, element string) []string {
 	for i, v := range env {
-		if others, is := strings.CutPrefix(v, variable); is && others != "" {
-			env[i] = variable + path + ":" + others
+		if others, is := strings.CutPrefix(v, variable+"="); is && others != "" {
+			env[i] = variable + "=" + element + ":" + others
 			return env
 		}
 	}
-	return append(env, variable+path)
+	return append(env, variable+"="+element)
 }

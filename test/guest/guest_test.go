@@ -6,12 +6,14 @@ import (
 	"fmt"
 	"os"
 	"os/exec"
+	"path/filepath"
 	"runtime"
 	"slices"
 	"strconv"
 	"strings"
 	"testing"
 
+	"cucriu/internal/guest"
 	"cucriu/internal/testenv"
 )
 
@@ -178,6 +180,36 @@ func TestProgramsWithoutCUDA(t *testing.T) {
 		cmd.Env = append(os.Environ(), "LD_PRELOAD="+library(t))
 		if out, err := cmd.CombinedOutput(); err != nil || strings.TrimSpace(string(out)) != "4" {
 			t.Errorf("%v: %v: %s", command, err, out)
+		}
+	}
+}
+
+// TestSanitizers: they ask for dlsym before they have put their functions in place of the C library's, and one wants to be the first library.
+func TestSanitizers(t *testing.T) {
+	if testenv.RealDriver() {
+		t.Skip("needs gcc; nothing of it needs GPUs")
+	}
+	dir := t.TempDir()
+	data, err := os.ReadFile(library(t))
+	if err == nil {
+		err = os.WriteFile(filepath.Join(dir, guest.File), data, guest.Mode)
+	}
+	source := filepath.Join(dir, "main.c")
+	if err == nil {
+		err = os.WriteFile(source, []byte("#include <stdio.h>\nint main(void) { puts(\"4\"); }\n"), 0o600)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, sanitizer := range []string{"address", "thread", "undefined", "leak"} {
+		program := filepath.Join(dir, sanitizer)
+		if out, err := exec.Command("gcc", "-fsanitize="+sanitizer, "-o", program, source).CombinedOutput(); err != nil {
+			t.Fatalf("gcc: %v\n%s", err, out)
+		}
+		cmd := exec.Command(program)
+		cmd.Env = guest.Preload(os.Environ(), dir)
+		if out, err := cmd.CombinedOutput(); err != nil || string(out) != "4\n" {
+			t.Errorf("%s: %v: %s", sanitizer, err, out)
 		}
 	}
 }

@@ -8,9 +8,9 @@
 
 #include <elf.h>
 #include <link.h>
-#include <string.h>
 
 struct object {
+	ElfW(Addr) base;
 	const ElfW(Sym) *symbols;
 	const char *strings;
 	const uint32_t *gnu_hash;
@@ -25,40 +25,34 @@ struct question {
 	const void *base;
 };
 
-/* Symbols have no address of their own in an object: the dynamic loader adds where it lies. */
-static void *address_of(const struct dl_phdr_info *info, const ElfW(Sym) *s)
-{
-	return (void *)(info->dlpi_addr + s->st_value);
-}
-
 /* glibc has added the base to the pointers in the dynamic section, musl has not. */
-static const void *pointer(const struct dl_phdr_info *info, ElfW(Addr) value)
-{
-	return (const void *)(value < info->dlpi_addr ? info->dlpi_addr + value : value);
-}
+static const void *pointer(ElfW(Addr) base, ElfW(Addr) value) { return (const void *)(value < base ? base + value : value); }
 
-static struct object object_of(const struct dl_phdr_info *info)
+static struct object object_at(ElfW(Addr) base, const ElfW(Dyn) *d)
 {
-	struct object o = {0};
+	struct object o = {.base = base};
 
-	for (int i = 0; i < info->dlpi_phnum; i++) {
-		if (info->dlpi_phdr[i].p_type != PT_DYNAMIC)
-			continue;
-		for (const ElfW(Dyn) *d = (const void *)(info->dlpi_addr + info->dlpi_phdr[i].p_vaddr); d->d_tag != DT_NULL; d++) {
-			switch (d->d_tag) {
-			case DT_SYMTAB: o.symbols = pointer(info, d->d_un.d_ptr); break;
-			case DT_STRTAB: o.strings = pointer(info, d->d_un.d_ptr); break;
-			case DT_GNU_HASH: o.gnu_hash = pointer(info, d->d_un.d_ptr); break;
-			case DT_HASH: o.hash = pointer(info, d->d_un.d_ptr); break;
-			}
+	for (; d && d->d_tag != DT_NULL; d++) {
+		switch (d->d_tag) {
+		case DT_SYMTAB: o.symbols = pointer(base, d->d_un.d_ptr); break;
+		case DT_STRTAB: o.strings = pointer(base, d->d_un.d_ptr); break;
+		case DT_GNU_HASH: o.gnu_hash = pointer(base, d->d_un.d_ptr); break;
+		case DT_HASH: o.hash = pointer(base, d->d_un.d_ptr); break;
 		}
 	}
 	return o;
 }
 
+static int same(const char *a, const char *b)
+{
+	while (*a && *a == *b)
+		a++, b++;
+	return *a == *b;
+}
+
 static int is(const struct object *o, const ElfW(Sym) *s, const char *name)
 {
-	return s->st_shndx != SHN_UNDEF && (s->st_info & 0xf) == STT_FUNC && !strcmp(o->strings + s->st_name, name);
+	return s->st_shndx != SHN_UNDEF && (s->st_info & 0xf) == STT_FUNC && same(o->strings + s->st_name, name);
 }
 
 static const ElfW(Sym) *look_up_gnu(const struct object *o, const char *name)
@@ -80,15 +74,38 @@ static const ElfW(Sym) *look_up_gnu(const struct object *o, const char *name)
 	}
 }
 
-static const ElfW(Sym) *look_up(const struct object *o, const char *name)
+static void *look_up(ElfW(Addr) base, const ElfW(Dyn) *dynamic, const char *name)
 {
-	if (!o->symbols || !o->strings)
+	const struct object o = object_at(base, dynamic);
+	const ElfW(Sym) *s = NULL;
+
+	if (!o.symbols || !o.strings)
 		return NULL;
-	if (o->gnu_hash)
-		return look_up_gnu(o, name);
-	for (ElfW(Word) i = 0; o->hash && i < o->hash[1]; i++)
-		if (is(o, &o->symbols[i], name))
-			return &o->symbols[i];
+	if (o.gnu_hash)
+		s = look_up_gnu(&o, name);
+	for (ElfW(Word) i = 0; !o.gnu_hash && o.hash && i < o.hash[1] && !s; i++)
+		if (is(&o, &o.symbols[i], name))
+			s = &o.symbols[i];
+	/* Symbols have no address of their own in an object: the dynamic loader adds where it lies. */
+	return s ? (void *)(o.base + s->st_value) : NULL;
+}
+
+/*
+ * The list that the dynamic loader keeps for debuggers. It takes no function that another library may have put its own
+ * in place of, nor does it call one: sanitizers ask for dlsym before theirs work. No lock protects it, so it is for what is there from the start.
+ */
+extern struct r_debug _r_debug __attribute__((weak)); /* not in musl */
+extern ElfW(Dyn) _DYNAMIC[] __attribute__((visibility("hidden")));
+
+void *find_from_the_start(const char *name)
+{
+	if (!&_r_debug)
+		return find_elsewhere(name);
+	for (const struct link_map *m = _r_debug.r_map; m; m = m->l_next) {
+		void *address = m->l_ld == _DYNAMIC ? NULL : look_up(m->l_addr, m->l_ld, name);
+		if (address)
+			return address;
+	}
 	return NULL;
 }
 
@@ -114,12 +131,9 @@ static int ask(struct dl_phdr_info *info, size_t size, void *data)
 		for (int i = 0; i < info->dlpi_phnum; i++)
 			if (info->dlpi_phdr[i].p_type == PT_LOAD && !q->base)
 				q->base = (const void *)(info->dlpi_addr + info->dlpi_phdr[i].p_vaddr);
-	if (q->name) {
-		struct object o = object_of(info);
-		const ElfW(Sym) *s = look_up(&o, q->name);
-		if (s)
-			q->address = address_of(info, s);
-	}
+	for (int i = 0; q->name && i < info->dlpi_phnum; i++)
+		if (info->dlpi_phdr[i].p_type == PT_DYNAMIC)
+			q->address = look_up(info->dlpi_addr, (const void *)(info->dlpi_addr + info->dlpi_phdr[i].p_vaddr), q->name);
 	return q->in || q->address;
 }
 

@@ -111,7 +111,7 @@ static lookup real_dlsym(void)
 	lookup r = __atomic_load_n(&real, __ATOMIC_RELAXED);
 
 	if (!r) {
-		*(void **)&r = find_elsewhere("dlsym");
+		*(void **)&r = find_from_the_start("dlsym");
 		__atomic_store_n(&real, r, __ATOMIC_RELAXED);
 	}
 	return r;
