@@ -35,7 +35,7 @@ func (b *wayBack) findLack(ctx context.Context, t *Target) error {
 	if t.Member.Pages == nil || !t.Member.Pages.Dropped {
 		return nil
 	}
-	checkpointed, err := isCheckpointed(ctx, t)
+	checkpointed, err := b.isCheckpointed(ctx, t)
 	if err != nil {
 		return err
 	}
@@ -62,13 +62,16 @@ func (t *Target) moved() (proc.Range, error) {
 }
 
 // isCheckpointed asks the driver about a stopped process. Only its restore thread runs meanwhile, which
-// does not look at the memory until it is told to restore.
-func isCheckpointed(ctx context.Context, t *Target) (bool, error) {
+// does not look at the memory until it is told to restore; or it was, and answers when it is through.
+func (b *wayBack) isCheckpointed(ctx context.Context, t *Target) (bool, error) {
 	tracer := inject.NewTracer()
 	var state cudackpt.State
 	err := runRestoreThreads(ctx, tracer, []*Target{t})
 	if err == nil {
-		state, err = t.CUDA.State(ctx)
+		err = stepOut(ctx, b.Session, t, func() (err error) {
+			state, err = t.CUDA.State(ctx)
+			return err
+		})
 	}
 	err = errors.Join(err, ReleaseThreads(context.WithoutCancel(ctx), tracer, []*Target{t}))
 	return state == cudackpt.StateCheckpointed, err

@@ -13,6 +13,7 @@ import (
 	"strings"
 
 	"github.com/google/renameio/v2"
+	"golang.org/x/sys/unix"
 
 	"cucriu/internal/durable"
 )
@@ -44,10 +45,17 @@ func Unfit(dir, driverVersion string, otherUser bool) error {
 		return fmt.Errorf("it was not tried with the driver %s", driverVersion)
 	case otherUser && !isPublic(dir):
 		return fmt.Errorf("the job's user cannot read %s", dir)
+	case mountedNoexec(dir):
+		return fmt.Errorf("%s is on a file system that is mounted with noexec", dir)
 	case strings.ContainsAny(dir, " :$"):
 		return fmt.Errorf("the dynamic loader takes no path such as %s", dir)
 	}
 	return nil
+}
+
+func mountedNoexec(dir string) bool {
+	var fs unix.Statfs_t
+	return unix.Statfs(dir, &fs) == nil && fs.Flags&unix.ST_NOEXEC != 0
 }
 
 // isPublic reports whether everybody can open files in a directory that they know the names of.

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"io/fs"
 	"maps"
+	"os"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -16,6 +17,7 @@ import (
 
 	"cucriu/hooks/preflight"
 	"cucriu/internal/criuimage"
+	"cucriu/internal/guest"
 	"cucriu/internal/jobs/files"
 	"cucriu/internal/jobs/inside"
 	"cucriu/internal/jobs/job"
@@ -105,6 +107,21 @@ func (s *starter) resumeTwice(ctx context.Context, c store.Checkpoint) error {
 	return s.resume(ctx, c)
 }
 
+// replaceLibrary puts the library that a checkpoint needs back where somebody has removed it. That it is the same one, criu looks
+// at.
+func (s *starter) replaceLibrary(c store.Checkpoint) error {
+	path := filepath.Join(s.Dir, guest.File)
+	if _, err := os.Lstat(path); !errors.Is(err, fs.ErrNotExist) {
+		return nil
+	}
+	needed, _ := criuimage.Files(c.Dir) // the restore says what is wrong with it
+	if !slices.ContainsFunc(needed, func(f criuimage.File) bool { return f.Path == path }) {
+		return nil
+	}
+	s.say(fmt.Sprintf("%s, which the job has loaded, is missing: it is put back", path))
+	return guest.Place(s.Dir)
+}
+
 // inTurn returns the checkpoints in the order in which they are tried: the newest first, and last
 // of all those that were given up.
 func inTurn(all []store.Checkpoint) []store.Checkpoint {
@@ -128,6 +145,9 @@ func (s *starter) resume(ctx context.Context, c store.Checkpoint) error {
 	}
 	if err := s.checkNames(c.Dir); err != nil {
 		return err
+	}
+	if err := s.replaceLibrary(c); err != nil {
+		return preflight.AsRefusal(err)
 	}
 	if s.user != nil {
 		if err := s.user.Check(c.Dir); err != nil {

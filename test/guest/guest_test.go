@@ -184,32 +184,88 @@ func TestProgramsWithoutCUDA(t *testing.T) {
 	}
 }
 
-// TestSanitizers: they ask for dlsym before they have put their functions in place of the C library's, and one wants to be the first library.
-func TestSanitizers(t *testing.T) {
+// built is a program of C, built here.
+func built(t *testing.T, source string, flags ...string) string {
+	t.Helper()
 	if testenv.RealDriver() {
 		t.Skip("needs gcc; nothing of it needs GPUs")
 	}
+	program := filepath.Join(t.TempDir(), "program")
+	cmd := exec.Command("gcc", append(flags, "-D_GNU_SOURCE", "-x", "c", "-o", program, "-")...)
+	cmd.Stdin = strings.NewReader(source)
+	if out, err := cmd.CombinedOutput(); err != nil {
+		t.Fatalf("gcc: %v\n%s", err, out)
+	}
+	return program
+}
+
+// preloaded runs a program with the library, as a job does, and returns what it prints.
+func preloaded(t *testing.T, program string) string {
+	t.Helper()
 	dir := t.TempDir()
 	data, err := os.ReadFile(library(t))
 	if err == nil {
 		err = os.WriteFile(filepath.Join(dir, guest.File), data, guest.Mode)
 	}
-	source := filepath.Join(dir, "main.c")
-	if err == nil {
-		err = os.WriteFile(source, []byte("#include <stdio.h>\nint main(void) { puts(\"4\"); }\n"), 0o600)
-	}
 	if err != nil {
 		t.Fatal(err)
 	}
+	cmd := exec.Command(program)
+	cmd.Env = guest.Preload(os.Environ(), dir)
+	out, err := cmd.CombinedOutput()
+	if err != nil {
+		t.Errorf("%v: %s", err, out)
+	}
+	return string(out)
+}
+
+// TestSanitizers: they ask for dlsym before they have put their functions in place of the C library's, and one wants to be the first library.
+func TestSanitizers(t *testing.T) {
 	for _, sanitizer := range []string{"address", "thread", "undefined", "leak"} {
-		program := filepath.Join(dir, sanitizer)
-		if out, err := exec.Command("gcc", "-fsanitize="+sanitizer, "-o", program, source).CombinedOutput(); err != nil {
-			t.Fatalf("gcc: %v\n%s", err, out)
+		t.Run(sanitizer, func(t *testing.T) {
+			program := built(t, `int puts(const char *); int main(void) { puts("4"); }`, "-fsanitize="+sanitizer)
+			if out := preloaded(t, program); out != "4\n" {
+				t.Errorf("it prints %q", out)
+			}
+		})
+	}
+}
+
+// TestOthersThatTakeFunctionsOver: one of them is what dlsym is found by.
+func TestOthersThatTakeFunctionsOver(t *testing.T) {
+	program := built(t, `#include <dlfcn.h>
+		#include <link.h>
+		#include <stdio.h>
+		static int found(struct dl_phdr_info *i, size_t n, void *data) { ++*(int *)data; return 0; }
+		int dl_iterate_phdr(int (*f)(struct dl_phdr_info *, size_t, void *), void *data)
+		{
+			static int (*real)(int (*)(struct dl_phdr_info *, size_t, void *), void *);
+			if (!real)
+				*(void **)&real = dlsym(RTLD_NEXT, "dl_iterate_phdr");
+			return real(f, data);
 		}
-		cmd := exec.Command(program)
-		cmd.Env = guest.Preload(os.Environ(), dir)
-		if out, err := cmd.CombinedOutput(); err != nil || string(out) != "4\n" {
-			t.Errorf("%s: %v: %s", sanitizer, err, out)
-		}
+		int main(void) { int n = 0; dl_iterate_phdr(found, &n); puts(n > 2 ? "many" : "few"); }`)
+	if out := preloaded(t, program); out != "many\n" {
+		t.Errorf("it prints %q", out)
+	}
+}
+
+// TestWithoutTheDriverNoneIsFound: so programs find out whether they can use a GPU.
+func TestWithoutTheDriverNoneIsFound(t *testing.T) {
+	program := built(t, `#include <dlfcn.h>
+		#include <stdio.h>
+		int cuckoo = 7, cumulative = 8;
+		static void say(void *of) { puts(!of ? "none" : dlerror() ? "error" : "found"); }
+		int main(void)
+		{
+			say(dlsym(RTLD_DEFAULT, "cuMemAlloc_v2"));
+			puts(dlerror() ? "error" : "no error");
+			say(dlsym(dlopen(NULL, RTLD_LAZY), "cuMemAlloc_v2"));
+			say(dlsym(RTLD_DEFAULT, "cuckoo"));
+			say(dlsym(dlopen(NULL, RTLD_LAZY), "cumulative"));
+			say(dlsym(RTLD_DEFAULT, "custom_that_is_not_there"));
+		}`, "-rdynamic")
+	if out, want := preloaded(t, program), "none\nerror\nnone\nfound\nfound\nnone\n"; out != want {
+		t.Errorf("it prints %q, want %q", out, want)
 	}
 }

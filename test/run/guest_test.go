@@ -6,6 +6,8 @@ import (
 	"strings"
 	"testing"
 
+	"golang.org/x/sys/unix"
+
 	"cucriu/internal/guest"
 	"cucriu/internal/testenv"
 )
@@ -40,19 +42,65 @@ func TestAJobOnTwoGPUsHasTheGuest(t *testing.T) {
 	}
 }
 
-// TestTheGuestIsLeftOut where it was never tried.
-func TestTheGuestIsLeftOut(t *testing.T) {
+// TestTheFileOfTheGuestIsRemoved, and another one may be there in its place: a backup, or somebody who tidies up.
+func TestTheFileOfTheGuestIsRemoved(t *testing.T) {
 	testenv.Parallel(t)
-	for name, host := range map[string]struct {
-		args []string
-		gpus int
-		says string
+	for name, test := range map[string]struct {
+		putBack bool // by somebody, before the last checkpoint
+		says    string
 	}{
-		"another driver": {[]string{"--driver", "570"}, 2, "--guest is left out: it was not tried with the driver 570"},
+		"and put back": {true, "resumes from checkpoint"},
+		"for good":     {false, "is missing: it is put back"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			testenv.Simulated(t, func(t *testing.T) {
-				w := worldOn(t, testenv.NewHost(t, host.gpus, host.args...))
+				w := worldOn(t, testenv.NewHost(t, 1, "--mib-per-gpu", "400"))
+				w.command = []string{testenv.Artefact(t, "make workload", "build", "workload", "cudawork"), "--dir", w.work, "--mib", "64"}
+				w.cuda = w.work
+				r := w.run()
+				r.verified(1)
+				path := filepath.Join(w.dir, guest.File)
+				data, err := os.ReadFile(path)
+				must(t, err)
+				must(t, os.Remove(path))
+				if test.putBack {
+					must(t, os.WriteFile(path, data, guest.Mode))
+					r.signal(unix.SIGTERM)
+					<-r.done
+				} else {
+					r.killsAll()
+				}
+				newest := w.newest()
+				r = w.run()
+				r.says(test.says)
+				r.resumed(newest)
+				w.ticks(3)
+				w.checks()
+				r.kill()
+			})
+		})
+	}
+}
+
+// TestTheGuestIsLeftOut where it was never tried, or cannot be loaded.
+func TestTheGuestIsLeftOut(t *testing.T) {
+	testenv.Parallel(t)
+	for name, host := range map[string]struct {
+		args   []string
+		noexec bool
+		says   string
+	}{
+		"another driver": {[]string{"--driver", "570"}, false, "--guest is left out: it was not tried with the driver 570"},
+		"noexec":         {nil, true, "is on a file system that is mounted with noexec"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			testenv.Simulated(t, func(t *testing.T) {
+				w := worldOn(t, testenv.NewHost(t, 2, host.args...))
+				if host.noexec {
+					must(t, os.MkdirAll(filepath.Dir(w.dir), 0o755))
+					must(t, unix.Mount("tmpfs", filepath.Dir(w.dir), "tmpfs", unix.MS_NOEXEC, "mode=755"))
+					defer unix.Unmount(filepath.Dir(w.dir), unix.MNT_DETACH)
+				}
 				w.command = []string{"sh", "-c", `echo "<$LD_PRELOAD>"`}
 				r := w.run()
 				<-r.done

@@ -368,7 +368,7 @@ static int copy_all(int direction)
 	return r;
 }
 
-/* Which GPUs may use memory, if that is the same for all of it. */
+/* Which GPUs may use memory, if that is the same for all of it. Its own must be able to write it, for the way back. */
 static bool find_access(struct memory *m)
 {
 	int n = 0;
@@ -392,7 +392,10 @@ static bool find_access(struct memory *m)
 		if (first)
 			m->access[m->access_count++] = (struct access){where, (int)first};
 	}
-	return m->access_count > 0;
+	for (size_t i = 0; i < m->access_count; i++)
+		if (m->access[i].location.id == m->wanted.location.id && m->access[i].flags == CU_MEM_ACCESS_FLAGS_PROT_READWRITE)
+			return true;
+	return false;
 }
 
 static bool can_be_moved(struct memory *m)
@@ -469,12 +472,15 @@ static CUresult make_staging(size_t size)
 	return CUDA_SUCCESS;
 }
 
+/* Who looks at a process that was stopped in the middle must not find a place where nothing is mapped. */
 static void forget_staging(void)
 {
+	cucriu_guest.state = PREPARED;
+	cucriu_guest.staging = cucriu_guest.staging_end = 0;
+	__atomic_thread_fence(__ATOMIC_SEQ_CST);
 	munmap(staging, staging_size + staging_size / slice);
 	staging = NULL;
 	staging_size = 0;
-	cucriu_guest.staging = cucriu_guest.staging_end = 0;
 }
 
 /* Memory that is mapped and made anew as it will be later: what a stopped thread keeps us from is found before anything is lost. */
@@ -551,10 +557,8 @@ static int in(void)
 		}
 	if (!r)
 		r = copy_all(COPY_IN);
-	if (!r) {
+	if (!r)
 		forget_staging();
-		cucriu_guest.state = PREPARED;
-	}
 	parts_give(NULL);
 	return r;
 }

@@ -127,6 +127,9 @@ EXPORT void *dlsym(void *handle, const char *name)
 
 	if (!real)
 		return NULL;
+	/* Where there is no driver, a program must not find one here. */
+	if (!strncmp(name, "cu", 2) && !is_known() && find_in((void *)&dlsym, name) && !find_elsewhere(name))
+		return real(handle, "CUDA is not here");
 	if (handle == RTLD_NEXT || handle == RTLD_DEFAULT || strncmp(name, "cu", 2))
 		return real(handle, name);
 	return served(real(handle, name));
