@@ -157,7 +157,7 @@ func (b *wayBack) trace(ctx context.Context) error {
 		return err
 	}
 	b.tracer, b.traced = inject.NewTracer(), b.cuda
-	return runRestoreThreads(ctx, b.tracer, slices.DeleteFunc(slices.Clone(b.cuda), (*Target).lacksAll))
+	return runRestoreThreads(ctx, b.tracer, slices.DeleteFunc(slices.Clone(b.cuda), func(t *Target) bool { return t.lacks == lacksAll }))
 }
 
 // release puts the threads that run under trace back into the group-stop.
@@ -317,7 +317,7 @@ func (b *wayBack) memoryNeed(ctx context.Context) (inspect.MemoryNeed, error) {
 	defer cancel()
 	need := make(inspect.MemoryNeed)
 	for _, t := range b.cuda {
-		if t.lacksAll() {
+		if t.lacks == lacksAll {
 			need.Add(t.Member.MemoryBytes, t.Member.Pairs)
 			continue
 		}

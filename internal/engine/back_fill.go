@@ -26,8 +26,6 @@ const (
 	lacksAll          // that, and the state of the driver
 )
 
-func (t *Target) lacksAll() bool { return t.lacks == lacksAll }
-
 // findLack finds out what a process lacks that does, by the journal. If the driver has restored its state, what was
 // there is the job's own by now. So is the memory of a library, once it has brought it back.
 func (b *wayBack) findLack(ctx context.Context, t *Target) error {

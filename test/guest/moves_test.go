@@ -2,6 +2,7 @@ package guest
 
 import (
 	"os"
+	"os/exec"
 	"path/filepath"
 	"slices"
 	"strconv"
@@ -93,24 +94,11 @@ func TestZerosTakeNoMemory(t *testing.T) {
 		host := testenv.NewHost(t, 1, "--mib-per-gpu", "400")
 		job := startWithGuest(t, host, "--zeros", strconv.Itoa(zeros))
 		before := anonymous(t, job)
-		marks := t.TempDir()
-		host.UseFailpoint("dump.moved=run " + testenv.WaitsForGo(t, marks))
-		images := testenv.NewImages(t)
-		criu := host.CriuCommand("dump", images, "-t", job.Root())
-		if err := criu.Start(); err != nil {
-			t.Fatal(err)
-		}
-		waitForMark(t, marks)
+		d := dumpUntilMoved(t, host, job)
 		if grown := anonymous(t, job) - before; grown > zeros<<20 || grown < 64<<20 {
 			t.Errorf("%d MiB of the GPU, of which %d are zeros, take %d MiB of the host", 64+zeros, zeros, grown>>20)
 		}
-		if err := os.WriteFile(filepath.Join(marks, "go"), nil, 0o600); err != nil {
-			t.Fatal(err)
-		}
-		if err := criu.Wait(); err != nil {
-			t.Fatal(err)
-		}
-		host.Restore(images)
+		host.Restore(d.goOn(t))
 		job.Runs()
 		job.Check()
 	})
@@ -123,6 +111,36 @@ func anonymous(t *testing.T, job *testenv.Job) int64 {
 		t.Fatal(err)
 	}
 	return int64(status.Anonymous)
+}
+
+// waitingDump is a dump that waits with the memory on the host.
+type waitingDump struct {
+	criu          *exec.Cmd
+	images, marks string
+}
+
+func dumpUntilMoved(t *testing.T, host *testenv.Host, job *testenv.Job) waitingDump {
+	t.Helper()
+	d := waitingDump{images: testenv.NewImages(t), marks: t.TempDir()}
+	host.UseFailpoint("dump.moved=run " + testenv.WaitsForGo(t, d.marks))
+	d.criu = host.CriuCommand("dump", d.images, "-t", job.Root())
+	if err := d.criu.Start(); err != nil {
+		t.Fatal(err)
+	}
+	waitForMark(t, d.marks)
+	return d
+}
+
+// goOn lets the dump come to its end, and returns its image.
+func (d waitingDump) goOn(t *testing.T) (images string) {
+	t.Helper()
+	if err := os.WriteFile(filepath.Join(d.marks, "go"), nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if err := d.criu.Wait(); err != nil {
+		t.Fatal(err)
+	}
+	return d.images
 }
 
 // waitForMark waits until a failpoint is reached at which a dump waits.
@@ -248,17 +266,11 @@ func TestMovedMemoryWaitsForRoom(t *testing.T) {
 	testenv.Simulated(t, func(t *testing.T) {
 		host := testenv.NewHost(t, 1, "--mib-per-gpu", "100")
 		job := startWithGuest(t, host)
-		marks := t.TempDir()
-		host.UseFailpoint("dump.moved=run " + testenv.WaitsForGo(t, marks))
-		criu := host.CriuCommand("dump", testenv.NewImages(t), "-t", job.Root())
-		if err := criu.Start(); err != nil {
-			t.Fatal(err)
-		}
-		waitForMark(t, marks)
+		d := dumpUntilMoved(t, host, job)
 		other := host.Start(1, "--mib", "64")
 		other.Runs()
-		host.KillHook(criu.Process.Pid)
-		_ = criu.Wait()
+		host.KillHook(d.criu.Process.Pid)
+		_ = d.criu.Wait()
 		testenv.Eventually(t, testenv.Soon, "the session says what it lacks", func() bool {
 			sessions := host.Sessions()
 			return strings.Contains(sessions[len(sessions)-1].Message, "no room for its memory")
@@ -275,14 +287,7 @@ func TestNothingRunsWhileTheMemoryIsOnTheHost(t *testing.T) {
 	testenv.Simulated(t, func(t *testing.T) {
 		host := testenv.NewHost(t, 1, "--mib-per-gpu", "200")
 		job := startWithGuest(t, host, "--burn", "2", "--spin", "event-query")
-		marks := t.TempDir()
-		host.UseFailpoint("dump.moved=run " + testenv.WaitsForGo(t, marks))
-		images := testenv.NewImages(t)
-		criu := host.CriuCommand("dump", images, "-t", job.Root())
-		if err := criu.Start(); err != nil {
-			t.Fatal(err)
-		}
-		waitForMark(t, marks)
+		d := dumpUntilMoved(t, host, job)
 		job.Signal(unix.SIGCONT)
 		helpers := helpersOf(t, host, job)
 		ran := make(map[int]int) // a thread that the signal has woken goes back to its wait
@@ -305,13 +310,7 @@ func TestNothingRunsWhileTheMemoryIsOnTheHost(t *testing.T) {
 			}
 			time.Sleep(10 * time.Millisecond)
 		}
-		if err := os.WriteFile(filepath.Join(marks, "go"), nil, 0o600); err != nil {
-			t.Fatal(err)
-		}
-		if err := criu.Wait(); err != nil {
-			t.Fatal(err)
-		}
-		host.Restore(images)
+		host.Restore(d.goOn(t))
 		job.Runs()
 		job.Check()
 	})
