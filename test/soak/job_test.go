@@ -5,6 +5,7 @@ import (
 	"math/rand/v2"
 	"os"
 	"path/filepath"
+	"runtime"
 	"slices"
 	"strconv"
 	"strings"
@@ -51,7 +52,11 @@ done`
 func (j *job) start(processes int, args []string) {
 	j.t.Helper()
 	if processes > 0 {
-		j.work = j.host.Start(processes, args...)
+		var under []string
+		if j.name == moved {
+			under = []string{"/usr/bin/env", "LD_PRELOAD=" + testenv.Artefact(j.t, "make guest", "internal", "guest", "built", "small-"+runtime.GOARCH+".so")}
+		}
+		j.work = j.host.StartUnder(under, processes, args...)
 		j.pids = j.work.PIDs()
 	} else {
 		dir := j.t.TempDir()

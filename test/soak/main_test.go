@@ -19,18 +19,10 @@
 package soak
 
 import (
-	"flag"
-	"os"
 	"testing"
 
 	"cucriu/internal/testenv"
 )
 
-func TestMain(m *testing.M) {
-	flag.Parse()
-	// The jobs are parallel tests, and all of them must run at the same time.
-	if err := flag.Set("test.parallel", "64"); err != nil {
-		os.Exit(2)
-	}
-	testenv.Main(m)
-}
+// The jobs are parallel tests, and all of them must run at the same time.
+func TestMain(m *testing.M) { testenv.Main(m, 64) }

@@ -24,6 +24,9 @@ func TestNoJobIsLostInACrowd(t *testing.T) {
 	testenv.IsolatedFor(t, o.length+2*grace, func(t *testing.T) { newSoak(t, o).run() })
 }
 
+// moved is the job with the library of cucriu run --dir, which moves its memory.
+const moved = "moved"
+
 // grace is how much longer a soak may take on a busy machine.
 const grace = 5 * time.Minute
 
@@ -73,6 +76,7 @@ func newSoak(t *testing.T, o options) *soak {
 		{"large", 1, []string{"--mib", "2", "--ballast", "24", "--spin", "stream-sync", "--threads", "2"}},
 		{"two", 2, []string{"--procs", "2", "--gpus", "0,1", "--mib", "2", "--spin", "event-sync"}},
 		{"ranks", 2, []string{"--ranks", "2", "--gpus", "0,1", "--mib", "2"}},
+		{moved, 1, []string{"--mib", "2", "--ballast", "24", "--spin", "event-query"}},
 		{"cpu", 0, nil},
 	} {
 		if !o.has(kind.name) {
@@ -107,6 +111,9 @@ func (s *soak) run() {
 						t.Logf("what had happened:\n%s", s.history())
 					}
 				})
+				if !time.Now().Before(until) {
+					t.Error("the job has waited for the others to end")
+				}
 				for time.Now().Before(until) || s.missing() != "" && time.Now().Before(until.Add(grace)) {
 					j.act(t)
 				}
