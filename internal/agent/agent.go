@@ -192,8 +192,8 @@ func (a *Agent) Status() (Status, error) {
 	return Status{box.State, box.Closed != 0, box.Done != box.Command, box.Staging}, err
 }
 
-// patience is how long a command may go on without getting anywhere.
-const patience = 10 * time.Second
+// patience is how long a command may go on without getting anywhere, on a machine however busy.
+const patience = time.Minute
 
 // Do has the agent obey a command, which must be able to run. If an earlier one is under way, it waits for
 // that first. After an error that [Answered] does not know, the command may yet be obeyed.

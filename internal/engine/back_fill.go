@@ -33,21 +33,21 @@ func (b *wayBack) findLack(ctx context.Context, t *Target) error {
 	if t.Member.Pages == nil || !t.Member.Pages.Dropped {
 		return nil
 	}
+	t.lacks = lacksAll // also if it ends while it is asked
 	checkpointed, err := b.isCheckpointed(ctx, t)
-	if err != nil {
+	if err != nil || checkpointed {
 		return err
 	}
-	if checkpointed {
-		t.lacks = lacksAll
-		return nil
-	}
 	moved, err := t.moved()
-	if err == nil && moved.Size() > 0 {
+	switch {
+	case err != nil:
+		return err
+	case moved.Size() > 0:
 		t.lacks = lacksMoved
-	} else if err == nil {
-		t.Member.Pages.Dropped = false
+	default:
+		t.lacks, t.Member.Pages.Dropped = lacksNothing, false
 	}
-	return err
+	return nil
 }
 
 // moved returns where a library keeps what it has moved to the host.
