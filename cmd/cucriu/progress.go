@@ -67,9 +67,17 @@ var phases = map[string]string{
 
 // step is called when a step of the session begins.
 func (p *progress) step(r *journal.Record, step string) {
-	if text, known := phases[step]; known {
-		p.begin(text, measureOf(r, step), 0)
+	text, known := phases[step]
+	if !known || step == string(journal.StepMove) && p.is(phases[engine.StepRestoreGPU]) { // the way back has a step of that name
+		return
 	}
+	p.begin(text, measureOf(r, step), 0)
+}
+
+func (p *progress) is(phase string) bool {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.phase == phase
 }
 
 // begin begins a phase, which can be measured or has a time that it is expected to take, or neither.

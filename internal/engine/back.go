@@ -361,7 +361,7 @@ func (b *wayBack) restore(ctx context.Context) error {
 	go func() { _ = room() }() // during the first fill: NVML takes 10 ms for each GPU of the host
 	err = b.parallel(func(t *Target) error {
 		if t.lacks == lacksAll {
-			if err := b.fill(ctx, t, lacksAll); err != nil {
+			if err := b.fill(ctx, t); err != nil {
 				return err
 			}
 			if err := runRestoreThreads(ctx, b.tracer, []*Target{t}); err != nil {
@@ -372,7 +372,7 @@ func (b *wayBack) restore(ctx context.Context) error {
 		go func() {
 			var err error
 			if t.lacks == lacksMoved {
-				err = b.fill(ctx, t, lacksMoved)
+				err = b.fill(ctx, t)
 			}
 			filled <- err
 		}()

@@ -35,14 +35,13 @@ func (b *wayBack) findLack(ctx context.Context, t *Target) error {
 	}
 	t.lacks = lacksAll // also if it ends while it is asked
 	checkpointed, err := b.isCheckpointed(ctx, t)
-	if err != nil || checkpointed {
-		return err
+	if err == nil {
+		err = t.findMoved()
 	}
-	moved, err := t.moved()
 	switch {
-	case err != nil:
+	case err != nil || checkpointed:
 		return err
-	case moved.Size() > 0:
+	case t.moved.Size() > 0:
 		t.lacks = lacksMoved
 	default:
 		t.lacks, t.Member.Pages.Dropped = lacksNothing, false
@@ -50,13 +49,13 @@ func (b *wayBack) findLack(ctx context.Context, t *Target) error {
 	return nil
 }
 
-// moved returns where a library keeps what it has moved to the host.
-func (t *Target) moved() (proc.Range, error) {
+// findMoved finds out where a library keeps what it has moved to the host.
+func (t *Target) findMoved() error {
 	status, err := t.findAgent()
-	if err != nil || status.State != agent.Emptied || status.Staging.End < status.Staging.Start {
-		return proc.Range{}, err
+	if t.moved = (proc.Range{}); status.State == agent.Emptied && status.Staging.Start < status.Staging.End {
+		t.moved = status.Staging
 	}
-	return status.Staging, nil
+	return err
 }
 
 // isCheckpointed asks the driver about a stopped process. Only its restore thread runs meanwhile, which
@@ -76,21 +75,17 @@ func (b *wayBack) isCheckpointed(ctx context.Context, t *Target) (bool, error) {
 }
 
 // fill brings back memory that was dropped in a process, while none of its threads but the restore thread run: what the
-// driver needs, or what the library has moved, which is filled in while the driver restores. It may be cut off and begun
-// again: until the driver has restored, all of it; then what was moved, until the library has brought that back. Once
-// nothing is lacking, the journal says so.
-func (b *wayBack) fill(ctx context.Context, t *Target, what lack) error {
-	moved, err := t.moved()
-	if err != nil {
-		return err
-	}
-	if err := b.fillIn(ctx, t, what, moved); err != nil {
+// driver needs, and at the next call what the library has moved, which is filled in while the driver restores. It may be
+// cut off and begun again: until the driver has restored, all of it; then what was moved, until the library has brought
+// that back. Once nothing is lacking, the journal says so.
+func (b *wayBack) fill(ctx context.Context, t *Target) error {
+	if err := b.fillIn(ctx, t); err != nil {
 		if b.Kind == journal.KindRestore && errors.Is(err, pages.ErrDamaged) {
 			err = fmt.Errorf("%w: %s", err, preflight.RemedyOf(preflight.FindingImage))
 		}
 		return fmt.Errorf("the GPU state of process %d (%s): %w", t.PID, t.Member.Name, err)
 	}
-	if what == lacksAll && moved.Size() > 0 {
+	if t.lacks == lacksAll && t.moved.Size() > 0 {
 		t.lacks = lacksMoved
 		return nil
 	}
@@ -100,7 +95,7 @@ func (b *wayBack) fill(ctx context.Context, t *Target, what lack) error {
 	return b.Failpoint(ctx, string(b.Kind)+".back.filled")
 }
 
-func (b *wayBack) fillIn(ctx context.Context, t *Target, what lack, moved proc.Range) error {
+func (b *wayBack) fillIn(ctx context.Context, t *Target) error {
 	b.atOnce <- struct{}{}
 	defer func() { <-b.atOnce }()
 	if err := ctx.Err(); err != nil {
@@ -111,9 +106,9 @@ func (b *wayBack) fillIn(ctx context.Context, t *Target, what lack, moved proc.R
 		return err
 	}
 	defer input.Close()
-	source, others := input.Split(moved)
+	source, others := input.Split(t.moved)
 	name, doing := "fill moved", "filling-moved"
-	if what == lacksAll {
+	if t.lacks == lacksAll {
 		source, name, doing = others, "fill", "filling"
 		if err := b.SpanOf(t.PID, "make accessible", func() error { return b.makeAccessible(ctx, t, input.Ranges()) }); err != nil {
 			return err

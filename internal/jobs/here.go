@@ -28,7 +28,11 @@ func checkHere(ctx context.Context, s *core) error {
 	if err := job.CheckSettings(slices.Concat(s.Settings, s.NoSettings)...); err != nil {
 		return err
 	}
-	for _, path := range []string{s.Dir, s.Stage, s.hook.Config.RunDir, s.record.WorkDir, s.Criu} {
+	needed := []string{s.Dir} // by a resume of an adopted job; until then it runs where it was
+	if !s.record.Adopted {
+		needed = append(needed, s.Stage, s.hook.Config.RunDir, s.record.WorkDir, s.Criu)
+	}
+	for _, path := range needed {
 		switch below := filepath.Clean(path) + "/"; {
 		case strings.HasPrefix(below, shm+"/"):
 			return fmt.Errorf("a job has a %s of its own, which hides %s: choose another location for it", shm, path)

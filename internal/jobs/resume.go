@@ -107,8 +107,8 @@ func (s *starter) resumeTwice(ctx context.Context, c store.Checkpoint) error {
 	return s.resume(ctx, c)
 }
 
-// replaceLibrary puts the library that a checkpoint needs back where somebody has removed it. That it is the same one, criu looks
-// at.
+// replaceLibrary puts the library that a checkpoint needs back if somebody has removed it. criu checks that it is the same
+// one.
 func (s *starter) replaceLibrary(c store.Checkpoint) error {
 	path := filepath.Join(s.Dir, guest.File)
 	if _, err := os.Lstat(path); !errors.Is(err, fs.ErrNotExist) {

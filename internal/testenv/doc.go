@@ -24,6 +24,7 @@ package testenv
 import (
 	"os"
 	"path/filepath"
+	"runtime"
 	"testing"
 )
 
@@ -58,6 +59,23 @@ func Artefact(t testing.TB, remedy string, path ...string) string {
 		t.Fatalf("%v: run %s", err, remedy)
 	}
 	return file
+}
+
+// Guest returns the library that cucriu run --dir loads into a job. On simulated GPUs it makes parts of 4 MiB out of what
+// has 8 MiB or more.
+func Guest(t testing.TB) string {
+	t.Helper()
+	name := "small"
+	if RealDriver() {
+		name = "guest"
+	}
+	return Artefact(t, "make guest", "internal", "guest", "built", name+"-"+runtime.GOARCH+".so")
+}
+
+// WithGuest returns a command below which a program has it.
+func WithGuest(t testing.TB) []string {
+	t.Helper()
+	return []string{"/usr/bin/env", "LD_PRELOAD=" + Guest(t)}
 }
 
 // Criu returns the path of the criu that the tests use.

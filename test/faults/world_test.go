@@ -3,7 +3,6 @@ package faults
 import (
 	"os"
 	"path/filepath"
-	"runtime"
 	"slices"
 	"strconv"
 	"strings"
@@ -69,7 +68,7 @@ func (w *world) begin(t *testing.T, r row) {
 		// file that has grown since the dump.
 		quiet := []string{"/bin/sh", "-c", `exec "$@" 2>/dev/null`, "sh"}
 		if r.guest {
-			quiet = []string{"/bin/sh", "-c", `LD_PRELOAD=$0 exec "$@" 2>/dev/null`, testenv.Artefact(t, "make guest", "internal", "guest", "built", "small-"+runtime.GOARCH+".so")}
+			quiet = []string{"/bin/sh", "-c", `LD_PRELOAD=$0 exec "$@" 2>/dev/null`, testenv.Guest(t)}
 		}
 		w.job = w.host.StartUnder(quiet, 2, "--procs", "2", "--loaders", r.workers(), "--mib", strconv.Itoa(r.memory()), "--spin", "event-sync", "--tick-ms", "60")
 		w.target = w.job.MustStatus(1).PID

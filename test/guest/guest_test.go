@@ -7,7 +7,6 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
-	"runtime"
 	"slices"
 	"strconv"
 	"strings"
@@ -16,16 +15,6 @@ import (
 	"cucriu/internal/guest"
 	"cucriu/internal/testenv"
 )
-
-// library returns the guest. On simulated GPUs it makes parts of 4 MiB out of what has 8 MiB or more.
-func library(t *testing.T) string {
-	t.Helper()
-	name := "small"
-	if testenv.RealDriver() {
-		name = "guest"
-	}
-	return testenv.Artefact(t, "make guest", "internal", "guest", "built", name+"-"+runtime.GOARCH+".so")
-}
 
 // rows runs a program that tells what it sees of its memory.
 func rows(t *testing.T, host *testenv.Host, program string, args []string, env ...string) []string {
@@ -67,7 +56,7 @@ func TestAProgramSeesNoDifference(t *testing.T) {
 				if testenv.RealDriver() {
 					args = test.real
 				}
-				without, with := rows(t, host, program, args), rows(t, host, program, args, "LD_PRELOAD="+library(t))
+				without, with := rows(t, host, program, args), rows(t, host, program, args, "LD_PRELOAD="+testenv.Guest(t))
 				if len(without) < test.least {
 					t.Fatalf("only %d rows: %q", len(without), without)
 				}
@@ -89,7 +78,7 @@ func TestEveryCLibraryHasWhatItNeeds(t *testing.T) {
 	// Those of glibc 2.14 and of musl.
 	had := strings.Fields(`__errno_location accept4 bind calloc close connect dl_iterate_phdr fcntl free getenv geteuid madvise mmap munmap prctl syscall getpid getsockopt listen malloc memcmp memcpy memmove
 		memset nanosleep open poll pthread_mutex_lock pthread_mutex_unlock read recv recvmsg send sendmsg setsockopt shutdown sigfillset sigprocmask socket strcmp strncmp`)
-	file, err := elf.Open(library(t))
+	file, err := elf.Open(testenv.Guest(t))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -116,7 +105,7 @@ func TestEveryCLibraryHasWhatItNeeds(t *testing.T) {
 // TestPeerAccessToLargeMemoryComesBack with the guest alone.
 func TestPeerAccessToLargeMemoryComesBack(t *testing.T) {
 	testenv.Parallel(t)
-	for name, env := range map[string][]string{"without": nil, "with": {"LD_PRELOAD=" + library(t)}} {
+	for name, env := range map[string][]string{"without": nil, "with": {"LD_PRELOAD=" + testenv.Guest(t)}} {
 		for _, memory := range []string{"vmm", "alloc"} {
 			t.Run(name+"/"+memory, func(t *testing.T) {
 				testenv.Simulated(t, func(t *testing.T) {
@@ -147,7 +136,7 @@ func TestSharedMemoryWorksAndIsRefused(t *testing.T) {
 		if testenv.RealDriver() {
 			size = "2048"
 		}
-		job := host.StartUnder([]string{"/usr/bin/env", "LD_PRELOAD=" + library(t)}, 2, "--ipc", "--mib", size)
+		job := host.StartUnder(testenv.WithGuest(t), 2, "--ipc", "--mib", size)
 		job.Runs()
 		testenv.Refused(t, host, job, "shared-gpu-memory", testenv.NewImages(t))
 		job.Runs()
@@ -159,7 +148,7 @@ func TestSharedMemoryWorksAndIsRefused(t *testing.T) {
 func TestMemoryThatCouldBeSharedComesBack(t *testing.T) {
 	testenv.Simulated(t, func(t *testing.T) {
 		host := testenv.NewHost(t, 2, "--mib-per-gpu", "200")
-		job := host.StartUnder([]string{"/usr/bin/env", "LD_PRELOAD=" + library(t)}, 1, "--ipc-handles", "--mib", "32")
+		job := host.StartUnder(testenv.WithGuest(t), 1, "--ipc-handles", "--mib", "32")
 		sockets, err := os.ReadFile(fmt.Sprintf("/proc/%d/net/unix", job.PID))
 		if err != nil || !strings.Contains(string(sockets), "@cucriu-guest-") {
 			t.Errorf("nobody can ask for it: %v\n%s", err, sockets)
@@ -177,7 +166,7 @@ func TestProgramsWithoutCUDA(t *testing.T) {
 		{"bash", "-c", "echo $((2+2))"},
 	} {
 		cmd := exec.Command(command[0], command[1:]...)
-		cmd.Env = append(os.Environ(), "LD_PRELOAD="+library(t))
+		cmd.Env = append(os.Environ(), "LD_PRELOAD="+testenv.Guest(t))
 		if out, err := cmd.CombinedOutput(); err != nil || strings.TrimSpace(string(out)) != "4" {
 			t.Errorf("%v: %v: %s", command, err, out)
 		}
@@ -203,7 +192,7 @@ func built(t *testing.T, source string, flags ...string) string {
 func preloaded(t *testing.T, program string) string {
 	t.Helper()
 	dir := t.TempDir()
-	data, err := os.ReadFile(library(t))
+	data, err := os.ReadFile(testenv.Guest(t))
 	if err == nil {
 		err = os.WriteFile(filepath.Join(dir, guest.File), data, guest.Mode)
 	}

@@ -53,7 +53,7 @@ func TestTheGuestMovesTheMemory(t *testing.T) {
 				host := testenv.NewHost(t, 2, "--mib-per-gpu", room)
 				host.Setenv("CUCRIU_CONFIG", host.Config(patient))
 				host.Setenv("CUCRIU_LOG", "debug")
-				j := host.StartUnder([]string{"/usr/bin/env", "LD_PRELOAD=" + library(t)}, job.processes, append(job.args, "--mib", size)...)
+				j := host.StartUnder(testenv.WithGuest(t), job.processes, append(job.args, "--mib", size)...)
 				j.Runs()
 				for range 2 {
 					moved(t, host, host.TryDump(j, testenv.NewImages(t), "-R"))
@@ -146,10 +146,7 @@ func (d waitingDump) goOn(t *testing.T) (images string) {
 // waitForMark waits until a failpoint is reached at which a dump waits.
 func waitForMark(t *testing.T, marks string) {
 	t.Helper()
-	testenv.Eventually(t, testenv.Soon, "the memory is on the host", func() bool {
-		_, err := os.Stat(filepath.Join(marks, "reached"))
-		return err == nil
-	})
+	testenv.Eventually(t, testenv.Soon, "the failpoint is reached", func() bool { return testenv.Exists(filepath.Join(marks, "reached")) })
 }
 
 // TestRanksMayLeaveItToTheDriver: if one is ahead, they are level only for moments.
@@ -159,7 +156,7 @@ func TestRanksMayLeaveItToTheDriver(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			testenv.Simulated(t, func(t *testing.T) {
 				host := testenv.NewHost(t, 2, "--mib-per-gpu", "400")
-				job := host.StartUnder([]string{"/usr/bin/env", "LD_PRELOAD=" + library(t)}, 2, append(args, "--ranks", "2", "--mib", "64")...)
+				job := host.StartUnder(testenv.WithGuest(t), 2, append(args, "--ranks", "2", "--mib", "64")...)
 				job.Runs()
 				images := host.Dump(job)
 				host.Restore(images)
@@ -190,7 +187,7 @@ func TestTheProgramIsNotTakenForTheDriver(t *testing.T) {
 				if testenv.RealDriver() {
 					size = "1024"
 				}
-				job := host.StartProgram(testenv.Script(t, "LD_PRELOAD="+library(t)+" exec "+program+` "$@"`), 1, "--mib", size)
+				job := host.StartProgram(testenv.Script(t, "LD_PRELOAD="+testenv.Guest(t)+" exec "+program+` "$@"`), 1, "--mib", size)
 				job.Runs()
 				moved(t, host, host.TryDump(job, testenv.NewImages(t), "-R"))
 				host.WaitOutcome("running")
@@ -205,7 +202,7 @@ func TestTheProgramIsNotTakenForTheDriver(t *testing.T) {
 func startWithGuest(t *testing.T, host *testenv.Host, args ...string) *testenv.Job {
 	t.Helper()
 	host.Setenv("CUCRIU_CONFIG", host.Config(patient))
-	job := host.StartUnder([]string{"/usr/bin/env", "LD_PRELOAD=" + library(t)}, 1, append(args, "--mib", "64")...)
+	job := host.StartUnder(testenv.WithGuest(t), 1, append(args, "--mib", "64")...)
 	job.Runs()
 	return job
 }
@@ -363,7 +360,7 @@ func TestTheHookIsKilledWhileTheLibraryCopies(t *testing.T) {
 		t.Run(way, func(t *testing.T) {
 			testenv.Simulated(t, func(t *testing.T) {
 				host := testenv.NewHost(t, 1, "--mib-per-gpu", "400")
-				job := host.StartUnder([]string{"/usr/bin/env", "LD_PRELOAD=" + library(t)}, 1, "--mib", "160", "--spin", "event-query")
+				job := host.StartUnder(testenv.WithGuest(t), 1, "--mib", "160", "--spin", "event-query")
 				library := agentOf(t, job)
 				for range 10 {
 					job.Runs()

@@ -201,9 +201,9 @@ var driverMoves = regexp.MustCompile(`the driver moves the memory of a process.*
 // movedBy says who has moved the GPU memory of a program in which the library is.
 func movedBy(images, output string) string {
 	timeline, _ := os.ReadFile(filepath.Join(images, "cucriu-timeline.json"))
-	said := fmt.Sprintf("memory of %d processes moved by the library", strings.Count(string(timeline), `"move out"`))
+	said := fmt.Sprintf("processes whose memory the library has moved: %d", strings.Count(string(timeline), `"move out"`))
 	for _, match := range driverMoves.FindAllStringSubmatch(output, -1) {
-		said += ", of one by the driver: " + match[1]
+		said += "; the driver has moved that of another: " + match[1]
 	}
 	return said
 }

@@ -6,7 +6,6 @@ import (
 	"os/exec"
 	"path/filepath"
 	"regexp"
-	"runtime"
 	"slices"
 	"strconv"
 	"strings"
@@ -69,7 +68,7 @@ func start(t *testing.T, host *testenv.Host, p program) *run {
 	}
 	env := slices.Clone(p.env)
 	if p.hasGuest() {
-		env = append(env, "LD_PRELOAD="+testenv.Artefact(t, "make guest", "internal", "guest", "built", "guest-"+runtime.GOARCH+".so"))
+		env = append(env, "LD_PRELOAD="+testenv.Guest(t))
 	}
 	cmd, err := r.spawn(host, command, env)
 	if err != nil {

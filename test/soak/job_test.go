@@ -5,7 +5,6 @@ import (
 	"math/rand/v2"
 	"os"
 	"path/filepath"
-	"runtime"
 	"slices"
 	"strconv"
 	"strings"
@@ -54,7 +53,7 @@ func (j *job) start(processes int, args []string) {
 	if processes > 0 {
 		var under []string
 		if j.name == moved {
-			under = []string{"/usr/bin/env", "LD_PRELOAD=" + testenv.Artefact(j.t, "make guest", "internal", "guest", "built", "small-"+runtime.GOARCH+".so")}
+			under = testenv.WithGuest(j.t)
 		}
 		j.work = j.host.StartUnder(under, processes, args...)
 		j.pids = j.work.PIDs()
