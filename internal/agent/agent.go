@@ -19,6 +19,9 @@ import (
 	"strings"
 	"time"
 
+	"golang.org/x/sys/unix"
+
+	"cucriu/cudackpt"
 	"cucriu/internal/inject"
 	"cucriu/internal/proc"
 )
@@ -34,9 +37,16 @@ const (
 	Out                        // copy the memory of the GPUs to the host, and free it
 	In                         // the way back
 	Finish                     // open, and end the threads
+	OutKept                    // Out, and the GPUs keep a copy for who has [Status.Descriptor]
+	LetGo                      // close the own copy of that
+	Connect                    // make a socket through which it is sent back: [Status.Descriptor]
+	InKept                     // the way back from the copies on the GPUs
 )
 
-var names = map[Command]string{Prepare: "prepare", Close: "close", Open: "open", Out: "out", In: "in", Finish: "finish"}
+var names = map[Command]string{
+	Prepare: "prepare", Close: "close", Open: "open", Out: "out", In: "in", Finish: "finish",
+	OutKept: "out, kept", LetGo: "let go", Connect: "connect", InKept: "in, kept",
+}
 
 func (c Command) String() string { return names[c] }
 
@@ -84,6 +94,7 @@ type mailbox struct {
 	_             int32
 
 	mailboxSince2
+	mailboxSince3
 }
 
 // mailboxSince2 is what version 2 has more.
@@ -91,9 +102,16 @@ type mailboxSince2 struct {
 	Staging proc.Range // where the memory is while it is on the host
 }
 
+// mailboxSince3 is what version 3 has more.
+type mailboxSince3 struct {
+	Descriptor int32
+	KeptCount  uint32
+	Kept       uint64 // the address of as many of struct kept
+}
+
 const (
 	symbol        = "cucriu_guest"
-	version       = 2 // and 1: a job keeps the library with which it was started
+	version       = 3 // and those before: a job keeps the library with which it was started
 	versionOffset = 8
 	commandOffset = 12
 )
@@ -164,10 +182,15 @@ func mailboxIn(path string) (offset uint64, err error) {
 
 func (a *Agent) read() (box mailbox, err error) {
 	data := make([]byte, binary.Size(box))
-	since2 := len(data) - binary.Size(box.mailboxSince2)
-	err = a.process.ReadMemory(data[:since2], a.address)
-	if err == nil && binary.LittleEndian.Uint32(data[versionOffset:]) >= 2 {
-		err = a.process.ReadMemory(data[since2:], a.address+uint64(since2))
+	read := 0
+	for v, size := range []int{len(data) - binary.Size(box.mailboxSince2) - binary.Size(box.mailboxSince3), binary.Size(box.mailboxSince2), binary.Size(box.mailboxSince3)} {
+		if v > 0 && int(binary.LittleEndian.Uint32(data[versionOffset:])) <= v {
+			break
+		}
+		if err = a.process.ReadMemory(data[read:read+size], a.address+uint64(read)); err != nil {
+			break
+		}
+		read += size
 	}
 	if err == nil {
 		err = binary.Read(bytes.NewReader(data), binary.LittleEndian, &box)
@@ -184,12 +207,69 @@ type Status struct {
 	Closed  bool       // the gate is
 	Busy    bool       // a command is under way
 	Staging proc.Range // where the memory is, if it is [Emptied]; empty if the library does not say
+	// Descriptor is the socket of which the caller may take a copy after [OutKept] and [Connect]; -1 if there is none.
+	Descriptor int
 }
 
 // Status returns what the agent says of itself.
 func (a *Agent) Status() (Status, error) {
 	box, err := a.read()
-	return Status{box.State, box.Closed != 0, box.Done != box.Command, box.Staging}, err
+	status := Status{box.State, box.Closed != 0, box.Done != box.Command, box.Staging, -1}
+	if box.Version >= 3 {
+		status.Descriptor = int(box.Descriptor)
+	}
+	return status, err
+}
+
+// mostGPUs is of keep.h.
+const mostGPUs = 64
+
+// Kept returns how much memory, in bytes, [OutKept] has left on each GPU.
+func (a *Agent) Kept() (map[cudackpt.UUID]uint64, error) {
+	box, err := a.read()
+	if err != nil {
+		return nil, err
+	}
+	var list [mostGPUs]struct {
+		GPU   cudackpt.UUID
+		Bytes uint64
+	}
+	data := make([]byte, binary.Size(list[:min(box.KeptCount, mostGPUs)]))
+	if err := a.process.ReadMemory(data, box.Kept); err != nil {
+		return nil, err
+	}
+	if _, err := binary.Decode(data, binary.LittleEndian, list[:min(box.KeptCount, mostGPUs)]); err != nil {
+		return nil, err
+	}
+	kept := make(map[cudackpt.UUID]uint64)
+	for _, on := range list {
+		if on.Bytes > 0 {
+			kept[on.GPU] += on.Bytes
+		}
+	}
+	return kept, nil
+}
+
+// CanKeep reports whether the agent knows [OutKept], and may make the system calls that this takes: some filter of
+// the program's might kill it for one.
+func (a *Agent) CanKeep(ctx context.Context) error {
+	box, err := a.read()
+	if err != nil {
+		return err
+	}
+	if box.Version < 3 {
+		return errors.ErrUnsupported
+	}
+	tids, err := a.threads("")
+	if err != nil {
+		return err
+	}
+	tracer := inject.NewTracer()
+	err = tracer.Run(tids...)
+	if err == nil {
+		err = tracer.RequireAllowed(ctx, unix.SYS_SOCKETPAIR, unix.SYS_SENDMSG, unix.SYS_RECVMSG)
+	}
+	return errors.Join(err, tracer.Release(ctx))
 }
 
 // patience is how long a command may go on without getting anywhere, on a machine however busy.

@@ -34,7 +34,12 @@ import (
 // error the processes are left as they are.
 func BringBack(ctx context.Context, driver *cudackpt.Driver, s *session.Session, targets []*Target) error {
 	b := &wayBack{Session: s, driver: driver, all: targets, toPause: s.Paused, leaveStopped: s.LeavesStopped(), atOnce: make(chan struct{}, fillsAtOnce())}
-	defer func() { _ = b.release(context.WithoutCancel(ctx)) }() // after an error
+	defer func() {
+		_ = b.release(context.WithoutCancel(ctx)) // after an error
+		for _, t := range targets {
+			t.forgetKept()
+		}
+	}()
 	if s.Refrozen() {
 		var err error
 		if b.toPause, err = proc.FrozenOf(s.Paused); err != nil {
@@ -156,6 +161,7 @@ func (b *wayBack) trace(ctx context.Context) error {
 	if err := b.parallel(func(t *Target) error { return b.findLack(ctx, t) }); err != nil {
 		return err
 	}
+	b.takeKept()
 	b.tracer, b.traced = inject.NewTracer(), b.cuda
 	return runRestoreThreads(ctx, b.tracer, slices.DeleteFunc(slices.Clone(b.cuda), func(t *Target) bool { return t.lacks == lacksAll }))
 }
@@ -318,7 +324,7 @@ func (b *wayBack) memoryNeed(ctx context.Context) (inspect.MemoryNeed, error) {
 	need := make(inspect.MemoryNeed)
 	for _, t := range b.cuda {
 		if t.lacks == lacksAll {
-			need.Add(t.Member.MemoryBytes, t.Member.Pairs)
+			need.Add(t.lackedMemory(), t.Member.Pairs)
 			continue
 		}
 		// A checkpoint or restore continues by itself after the program that began it was killed. The
@@ -335,7 +341,7 @@ func (b *wayBack) memoryNeed(ctx context.Context) (inspect.MemoryNeed, error) {
 			if err := t.measureStaged(); err != nil {
 				return nil, err
 			}
-			need.Add(t.Member.MemoryBytes, t.Member.Pairs)
+			need.Add(t.lackedMemory(), t.Member.Pairs)
 		}
 	}
 	return need, nil
@@ -371,7 +377,7 @@ func (b *wayBack) restore(ctx context.Context) error {
 		filled := make(chan error, 1)
 		go func() {
 			var err error
-			if t.lacks == lacksMoved {
+			if t.lacks == lacksMoved && t.kept == nil {
 				err = b.fill(ctx, t)
 			}
 			filled <- err

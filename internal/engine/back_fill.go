@@ -89,10 +89,17 @@ func (b *wayBack) fill(ctx context.Context, t *Target) error {
 		t.lacks = lacksMoved
 		return nil
 	}
-	t.lacks = lacksNothing
-	b.Update(func() { t.Member.Pages.Dropped = false })
-	b.Note()
+	b.nothingIsLacking(t)
 	return b.Failpoint(ctx, string(b.Kind)+".back.filled")
+}
+
+// nothingIsLacking notes that a process needs the files no more.
+func (b *wayBack) nothingIsLacking(t *Target) {
+	if t.lacks != lacksNothing {
+		t.lacks = lacksNothing
+		b.Update(func() { t.Member.Pages.Dropped = false })
+		b.Note()
+	}
 }
 
 func (b *wayBack) fillIn(ctx context.Context, t *Target) error {

@@ -53,6 +53,7 @@ func (s *Suspension) prepareAgents(ctx context.Context) error {
 		}
 		if err == nil {
 			t.agent = a
+			t.canKeep = s.canKeep(ctx, t)
 		} else if !errors.Is(err, agent.ErrNothing) {
 			s.sayDriverMoves(t, err)
 		}
@@ -207,7 +208,14 @@ func (s *Suspension) MoveMemory(ctx context.Context) error {
 
 // moveOut has the library move the memory. If it says that it has not, the driver does it.
 func (s *Suspension) moveOut(ctx context.Context, t *Target) error {
-	err := s.Session.SpanOf(t.PID, "move out", func() error { return t.obey(ctx, s.Session, agent.Out) })
+	out := agent.Out
+	if t.canKeep {
+		out = agent.OutKept
+	}
+	err := s.Session.SpanOf(t.PID, "move out", func() error { return t.obey(ctx, s.Session, out) })
+	if err == nil && t.canKeep {
+		err = s.keep(ctx, t)
+	}
 	if !agent.Answered(err) {
 		return err
 	}
@@ -357,7 +365,7 @@ func (b *wayBack) moveBack(ctx context.Context) error {
 			if err := b.Failpoint(ctx, string(b.Kind)+".back.moving"); err != nil {
 				return err
 			}
-			err := b.SpanOf(t.PID, "move in", func() error { return t.obey(ctx, b.Session, agent.In) })
+			err := b.moveIn(ctx, t)
 			if failed := new(agent.ResultError); errors.As(err, &failed) && failed.Result == int32(cudackpt.ResultOutOfMemory) {
 				return fmt.Errorf("process %d (%s): the GPUs have no room for its memory any more: %w", t.PID, t.Member.Name, err)
 			}

@@ -3,6 +3,7 @@ package engine
 import (
 	"context"
 	"errors"
+	"os"
 	"runtime"
 	"time"
 
@@ -27,6 +28,8 @@ type Target struct {
 	Parked   *inject.Parked    // its parked threads; nil if it is held by its stop alone
 	Lent     *inject.Borrowed  // threads of it that drop its memory
 	agent    *agent.Agent      // the library in it; nil if the driver alone moves its memory
+	canKeep  bool              // the GPUs can keep what the library moves
+	kept     *os.File          // of the way back: a socket with what they keep
 	lacks    lack              // of the way back: what is in files only
 	moved    proc.Range        // of the way back: where the library keeps what it has moved to the host
 }

@@ -83,6 +83,7 @@ func (s *Suspension) Close() {
 		other.Close()
 	}
 	if s.Session != nil {
+		s.Session.CloseKeeper()
 		s.Session.Unlock()
 	}
 }

@@ -1,6 +1,7 @@
 package inject
 
 import (
+	"context"
 	"encoding/binary"
 	"errors"
 	"fmt"
@@ -30,6 +31,27 @@ func (l *loan) requireWaitAllowed(seccomp bool) error {
 		}
 	}
 	return nil
+}
+
+// RequireAllowed fails with [ErrFiltered] unless the threads that the tracer lets run may make each of some system
+// calls, with whatever arguments. It stops them: only Release can follow.
+func (t *Tracer) RequireAllowed(ctx context.Context, calls ...int) error {
+	return t.loan.do(func() error {
+		if err := t.loan.hold(ctx); err != nil {
+			return err
+		}
+		for _, thread := range t.loan.threads {
+			for _, call := range calls {
+				var regs registers
+				regs.setCall(0, uint64(call))
+				regs.setArgument(0, unix.AF_UNIX) // the most likely to be allowed
+				if _, err := requireAllowed(thread.TID, regs.seccompData()); err != nil {
+					return fmt.Errorf("thread %d, system call %d: %w", thread.TID, call, err)
+				}
+			}
+		}
+		return nil
+	})
 }
 
 // seccompData is what a filter sees, struct seccomp_data, of a thread that makes a system
@@ -68,7 +90,7 @@ func requireAllowed(tid int, data []byte) (filtered bool, err error) {
 			return true, fmt.Errorf("%w, and could not be evaluated: %w", ErrFiltered, err)
 		}
 		if action := answer & unix.SECCOMP_RET_ACTION_FULL; action != unix.SECCOMP_RET_ALLOW && action != unix.SECCOMP_RET_LOG {
-			return true, fmt.Errorf("%w: it answers %#x to futex(2)", ErrFiltered, answer)
+			return true, fmt.Errorf("%w: it answers %#x", ErrFiltered, answer)
 		}
 	}
 }

@@ -91,6 +91,8 @@ type Record struct {
 	Unmapped gpumap.Policy   `json:"unmapped,omitempty"`
 	Written  *image.Written  `json:"written,omitempty"` // of a dump
 	Phases   timeline.Phases `json:"phases"`
+	// KeeperFD is the watcher's descriptor of a socket with what the GPUs keep of the processes, or 0.
+	KeeperFD int `json:"keeper_fd,omitempty"`
 	// Hold is set if the processes stay held after criu until somebody decides what becomes of them.
 	Hold    *Hold     `json:"hold,omitempty"`
 	Outcome Outcome   `json:"outcome"`
@@ -127,6 +129,8 @@ func (r *Record) parse(data []byte) error {
 		}
 	}
 	switch {
+	case r.KeeperFD < 0:
+		return fmt.Errorf("it names descriptor %d of the watcher", r.KeeperFD)
 	case r.Kind == KindRestore && r.Manifest == nil:
 		return errors.New("it records a restore, but has no manifest")
 	case r.Kind == KindSuspend && len(r.Members) == 0:

@@ -21,6 +21,24 @@ func (p *Process) ShareDescriptor(fd int) (*os.File, error) {
 	return os.NewFile(uintptr(shared), fmt.Sprintf("descriptor %d of %v", fd, p)), nil
 }
 
+// ShareSocket is ShareDescriptor for a unix socket. It refuses everything else: to close that might wait for a server.
+func (p *Process) ShareSocket(fd int) (*os.File, error) {
+	socket, err := p.ShareDescriptor(fd)
+	if err != nil {
+		return nil, err
+	}
+	domain := 0
+	err = Use(socket, func(fd int) (err error) {
+		domain, err = unix.GetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_DOMAIN)
+		return err
+	})
+	if err == nil && domain == unix.AF_UNIX {
+		return socket, nil
+	}
+	go socket.Close()
+	return nil, errors.Join(fmt.Errorf("descriptor %d of %v is no unix socket", fd, p), err)
+}
+
 // DuplicateDescriptor is ShareDescriptor without the Go runtime, which changes the mode of what it is
 // given. The kernel sets close-on-exec.
 func (p *Process) DuplicateDescriptor(fd int) (shared int, err error) {

@@ -18,7 +18,8 @@ import (
 // Session is a session of the journal that this program is at work on.
 type Session struct {
 	*journal.Session
-	Env *Env
+	Env    *Env
+	keeper *os.File // nil: the watcher keeps nothing
 }
 
 // These name who spends the time of a phase, beside the stages of criu.

@@ -232,7 +232,21 @@ func (d *dump) startSession() error {
 	if err := d.lanes.create(); err != nil {
 		return err
 	}
-	return d.Session.Timed("watch", func() error { return d.Session.StartWatcher(append(d.lanes.files(), d.claim.File)...) })
+	held := append(d.lanes.files(), d.claim.File)
+	if d.goesOn() {
+		keeper, err := d.Session.OpenKeeper(journal.FirstWatcherFD + len(held))
+		if err != nil {
+			return err
+		}
+		defer keeper.Close()
+		held = append(held, keeper)
+	}
+	return d.Session.Timed("watch", func() error { return d.Session.StartWatcher(held...) })
+}
+
+// goesOn reports whether the job is to go on here in any case.
+func (d *dump) goesOn() bool {
+	return (d.criu.LeaveRunning || d.criu.LeaveStopped) && d.stage.Hold == nil
 }
 
 // makeRoomForFiles makes room for n files in this process's table of descriptors, while something else

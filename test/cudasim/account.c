@@ -13,7 +13,7 @@
 #include <time.h>
 #include <unistd.h>
 
-#define MAX_HOLDERS 256
+#define MAX_HOLDERS 1024
 
 struct holder {
 	char name[SIM_NAME];
@@ -75,11 +75,30 @@ int process_alive(const struct sim_host *h, const char *name, const char *self)
 	if (fd < 0)
 		return errno == ENOENT ? -1 : 0;
 	struct flock lock = {.l_type = F_WRLCK, .l_whence = SEEK_SET};
-	int answer = fcntl(fd, F_GETLK, &lock) < 0 ? 0 : lock.l_type == F_UNLCK ? -1 : lock.l_pid;
+	/* l_pid is -1 for the lock of export_open, which is nobody's. */
+	int answer = fcntl(fd, F_GETLK, &lock) < 0 ? 0 : lock.l_type == F_UNLCK ? -1 : lock.l_pid == -1 ? 0 : lock.l_pid;
 	close(fd);
 	if (answer == -1)
 		unlink(path);
 	return answer < -1 ? 0 : answer;
+}
+
+int export_open(const struct sim_host *h, char name[SIM_NAME])
+{
+	static _Atomic unsigned number;
+	char path[SIM_FULLPATH];
+	uint32_t salt = 0;
+	if (getrandom(&salt, sizeof salt, 0) < 0)
+		salt = (uint32_t)time(NULL);
+	snprintf(name, SIM_NAME, "export-%d-%u-%08x", getpid(), number++, salt);
+	host_path(h, path, "procs/%s", name);
+	int fd = open(path, O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC, 0600);
+	struct flock lock = {.l_type = F_WRLCK, .l_whence = SEEK_SET};
+	if (fd >= 0 && fcntl(fd, F_OFD_SETLK, &lock) < 0) {
+		close(fd);
+		return -1;
+	}
+	return fd;
 }
 
 /*
@@ -140,13 +159,13 @@ static int book_write(int fd, const struct holder *book, int n)
 	return 0;
 }
 
-CUresult account_add(const struct sim_host *h, int gpu, const char *name, int64_t delta)
+CUresult account_add(const struct sim_host *h, int gpu, const char *self, const char *name, int64_t delta)
 {
 	struct holder book[MAX_HOLDERS];
 	int fd = book_open(h, gpu);
 	if (fd < 0)
 		return CUDA_ERROR_UNKNOWN;
-	int n = book_read(h, gpu, fd, name, book, NULL), mine = -1;
+	int n = book_read(h, gpu, fd, self, book, NULL), mine = -1;
 	uint64_t used = 0;
 	for (int i = 0; i < n; i++) {
 		used += book[i].bytes;

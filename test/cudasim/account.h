@@ -24,8 +24,14 @@ void process_unregister(const struct sim_host *h, const char *name, int fd);
  */
 int process_alive(const struct sim_host *h, const char *name, const char *self);
 
-/* Adds delta bytes to what NAME holds; CUDA_ERROR_OUT_OF_MEMORY if GPU is full. */
-CUresult account_add(const struct sim_host *h, int gpu, const char *name, int64_t delta);
+/*
+ * Makes a NAME for memory that is exported. It counts as alive for as long as somebody has the descriptor that
+ * is returned, or a copy of it that lies in a socket. -1: it could not be made.
+ */
+int export_open(const struct sim_host *h, char name[SIM_NAME]);
+
+/* Adds delta bytes to what NAME holds; SELF is the caller's own name. CUDA_ERROR_OUT_OF_MEMORY if GPU is full. */
+CUresult account_add(const struct sim_host *h, int gpu, const char *self, const char *name, int64_t delta);
 
 /* Ends NAME's account on GPU and frees its memory. */
 void account_drop(const struct sim_host *h, int gpu, const char *name);

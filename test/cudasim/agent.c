@@ -166,7 +166,7 @@ static CUresult refill(bool lose)
 	for (int i = 0; i < agent.next.ndevices && !r; i++) {
 		struct sim_device *d = &agent.next.device[i];
 		if (d->bytes)
-			r = account_add(&agent.next.host, d->gpu, agent.next.name, (int64_t)d->bytes);
+			r = account_add(&agent.next.host, d->gpu, agent.next.name, agent.next.name, (int64_t)d->bytes);
 	}
 	if (r == CUDA_ERROR_OUT_OF_MEMORY)
 		agent.lost = true;

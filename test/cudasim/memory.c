@@ -34,7 +34,7 @@ CUresult device_account(int device, int64_t delta)
 	if (d->gpu < 0)
 		return CUDA_ERROR_INVALID_DEVICE;
 	pthread_mutex_lock(&m);
-	CUresult r = account_add(&sim.host, d->gpu, sim.name, delta);
+	CUresult r = account_add(&sim.host, d->gpu, sim.name, sim.name, delta);
 	if (!r)
 		d->bytes += (uint64_t)delta;
 	pthread_mutex_unlock(&m);
@@ -119,24 +119,58 @@ static void memory_file(char *path, const struct sim_process *p, const struct al
 		host_path(&p->host, path, "gpu/%d/%s.mem", p->device[a->device].gpu, p->name);
 }
 
+static void export_file(char *path, const char *exported, int gpu) { host_path(&sim.host, path, "gpu/%d/%s.mem", gpu, exported); }
+
+bool memory_outlives(const char *exported, int gpu)
+{
+	char path[SIM_FULLPATH];
+	export_file(path, exported, gpu);
+	return !access(path, F_OK);
+}
+
+static CUresult file_read(int fd, uint64_t offset, unsigned char *buf, uint64_t n);
+static CUresult file_write(int fd, uint64_t offset, const unsigned char *buf, uint64_t n);
+
+/* Its content outlives it: who has a descriptor has the memory. */
+static void export_content(const struct allocation *a, int from)
+{
+	char path[SIM_FULLPATH];
+	unsigned char *buf = host_pages(a->size);
+	export_file(path, a->exported, sim.device[a->device].gpu);
+	int fd = open(path, O_RDWR | O_CREAT | O_CLOEXEC, 0600);
+	if (!buf || fd < 0 || file_read(from, a->offset, buf, a->size) || file_write(fd, a->offset, buf, a->size))
+		sim_log("%s: %s", path, strerror(errno));
+	if (fd >= 0)
+		close(fd);
+	if (buf)
+		munmap(buf, a->size);
+}
+
 /* The content is gone already when a whole context ends with its process's file. */
 static void memory_release(struct allocation *a)
 {
 	if (a->kind == MEMORY_IMPORTED)
 		import_forget(a);
+	if (a->held > 0)
+		close(a->held);
 	if (a->kind == MEMORY_MANAGED || a->kind == MEMORY_PINNED)
 		munmap((void *)(uintptr_t)a->va, a->size);
+	bool outlives = a->exported[0] && process_alive(&sim.host, a->exported, sim.name) >= 0;
 	if (a->kind == MEMORY_DEVICE || a->kind == MEMORY_HOST_NUMA) {
 		char path[SIM_FULLPATH];
 		memory_file(path, &sim, a);
-		int fd = open(path, O_RDWR | O_CLOEXEC);
+		int fd = open(path, O_RDWR | O_CLOEXEC | (outlives ? O_CREAT : 0), 0600);
 		if (fd >= 0) {
+			if (outlives)
+				export_content(a, fd);
 			fallocate(fd, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, (off_t)a->offset, (off_t)a->size);
 			close(fd);
 		}
 	}
 	if (a->kind == MEMORY_MANAGED || a->kind == MEMORY_DEVICE)
 		device_account(a->device, -(int64_t)a->size);
+	if (outlives)
+		account_add(&sim.host, sim.device[a->device].gpu, sim.name, a->exported, (int64_t)a->size);
 	free(a);
 }
 

@@ -32,6 +32,8 @@ struct allocation {
 	unsigned again;	      /* how often its context has opened it by cuIpc once more */
 	char exporter[SIM_NAME];
 	int exporter_gpu;
+	int held; /* of imported memory that its exporter has released: a copy of the descriptor */
+	char exported[SIM_NAME]; /* who has its memory once it is released, while there is a descriptor of it */
 };
 
 /* A stretch of memory opened for one operation. */
@@ -61,6 +63,8 @@ CUdeviceptr memory_reserve(uint64_t size);
 CUresult memory_each(CUresult (*f)(struct allocation *a, void *arg), void *arg);
 /* Takes it out of the list and frees it. */
 void memory_remove_allocation(struct allocation *a);
+/* Has exported memory been released, and is kept for who has a descriptor? */
+bool memory_outlives(const char *exported, int gpu);
 /* Frees everything of a context that ends. */
 void memory_drop_context(CUcontext context);
 

@@ -4,6 +4,7 @@
  * memory file where its address says.
  */
 #define _GNU_SOURCE
+#include <fcntl.h>
 #include <string.h>
 #include <sys/mman.h>
 #include <unistd.h>
@@ -255,7 +256,7 @@ EXPORT CUresult cuPointerGetAttribute(void *out, int attribute, CUdeviceptr p)
 
 /* What an exported descriptor says. */
 struct export {
-	char magic[16], exporter[SIM_NAME];
+	char magic[16], exporter[SIM_NAME], name[SIM_NAME];
 	uint64_t offset, size;
 	int gpu;
 };
@@ -267,14 +268,19 @@ EXPORT CUresult cuMemExportToShareableHandle(void *out, CUmemHandle handle, int 
 	CUresult r = gate_enter();
 	if (r)
 		return r;
-	if (!out || !handle_of(handle) || type != CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR || flags)
+	struct allocation *a = handle_of(handle);
+	struct export e = {.magic = EXPORT_MAGIC};
+	/* No other memory than a process's own; measured on 580. */
+	if (!out || !a || a->kind != MEMORY_DEVICE || type != CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR || flags)
 		r = CUDA_ERROR_INVALID_VALUE;
-	else if ((*(int *)out = memfd_create("cudasim-export", MFD_CLOEXEC)) < 0)
+	else if ((*(int *)out = export_open(&sim.host, e.name)) < 0)
 		r = CUDA_ERROR_OPERATING_SYSTEM;
 	else {
-		struct allocation *a = handle_of(handle);
-		struct export e = {EXPORT_MAGIC, "", a->offset, a->size, sim.device[a->device].gpu};
+		e.offset = a->offset;
+		e.size = a->size;
+		e.gpu = sim.device[a->device].gpu;
 		memcpy(e.exporter, sim.name, sizeof e.exporter);
+		memcpy(a->exported, e.name, sizeof a->exported);
 		if (pwrite(*(int *)out, &e, sizeof e, 0) != sizeof e)
 			r = CUDA_ERROR_OPERATING_SYSTEM;
 	}
@@ -297,7 +303,9 @@ EXPORT CUresult cuMemImportFromShareableHandle(CUmemHandle *out, void *descripto
 			a->va = 0;
 			a->offset = e.offset;
 			a->exporter_gpu = e.gpu;
-			memcpy(a->exporter, e.exporter, sizeof a->exporter);
+			bool outlives = memory_outlives(e.name, e.gpu);
+			memcpy(a->exporter, outlives ? e.name : e.exporter, sizeof a->exporter);
+			a->held = outlives ? fcntl((int)(intptr_t)descriptor, F_DUPFD_CLOEXEC, 200) : 0;
 			import_note(a);
 			*out = (CUmemHandle)(uintptr_t)a;
 		} else {

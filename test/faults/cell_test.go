@@ -86,6 +86,9 @@ func (c *cell) runCriu() {
 	case c.moment != nil:
 		scripts = append([]string{c.script(c.moment.stage, c.atMoment())}, scripts...)
 	}
+	if c.goesOn {
+		args = append(args, "-R")
+	}
 	cmd := c.host.CriuCommandScripts(verb, c.images, scripts, args...)
 	logs := c.t.TempDir() // the image directory may be full
 	cmd.Args = append(cmd.Args, "-o", filepath.Join(logs, "log"))

@@ -103,6 +103,8 @@ type row struct {
 	midStage bool
 	// guest says that the library of cucriu run --dir is in the job, which moves the memory.
 	guest bool
+	// goesOn says that the dump would leave the job running (-R).
+	goesOn bool
 	// mib is the device memory of each process. 0 means as little as possible.
 	mib int
 	// fresh says that each cell needs a job of its own: one that was dumped is not the same
@@ -195,6 +197,7 @@ var rows = fill(slices.Concat(
 		{name: "lock: the gates are closed", point: "dump.gated", guest: true, without: lacks(noDeadline, deadline)},
 		{name: "move", point: "dump.move", guest: true, without: lacks(noDeadline, deadline)},
 		{name: "move: the memory is on the host", point: "dump.moved", guest: true, also: []fault{continued}, without: lacks(noDeadline, deadline)},
+		{name: "move: the GPUs keep a copy of what goes on", scene: dumping, point: "dump.kept", guest: true, goesOn: true, without: lacks(noDeadline, deadline, elsewhere, watcherKilled)},
 		{name: "park, with the memory on the host", point: "dump.park", guest: true, also: []fault{continued}, without: lacks(noDeadline, deadline)},
 		{name: "checkpoint of what the library has left", point: "dump.checkpoint", guest: true, slow: []string{"checkpoint delay 3s"}, midStage: true, also: []fault{continued, calledTwice}},
 		{name: "park", point: "dump.park", also: []fault{continued}, without: lacks(noDeadline, deadline)},
@@ -289,6 +292,10 @@ func back(prefix, point string, scene scene, without map[fault]string) []row {
 		case "move":
 			r.name, r.point = prefix+"move: under way", point+"moving"
 			rows = append(rows, r)
+			if scene == goingBack {
+				r.name, r.point, r.goesOn = prefix+"move: from the copy that the GPUs have kept", point+"kept", true
+				rows = append(rows, r)
+			}
 		case "restore":
 			r.name, r.point, r.slow, r.guest, r.also = prefix+"restore: what the library has moved is filled in", strings.TrimSuffix(point, "back.")+"filling-moved", nil, true, []fault{continued, imagesGone}
 			rows = append(rows, r)

@@ -455,9 +455,9 @@ func TestTheWatcherIsKilledWhenTheDriverHasRestored(t *testing.T) {
 		host := testenv.NewHost(t, 1, "--mib-per-gpu", "200")
 		job := startWithGuest(t, host)
 		marks := t.TempDir()
-		host.UseFailpoint("dump.filling-moved=run " + testenv.WaitsForGo(t, marks))
-		if run := host.TryDump(job, testenv.NewImages(t), "-R"); run.Err != nil {
-			t.Fatalf("criu dump: %v\n%s", run.Err, run.Lines())
+		host.UseFailpoint("dump.dumping=kill-criu+kill,dump.filling-moved=run " + testenv.WaitsForGo(t, marks))
+		if run := host.TryDump(job, testenv.NewImages(t)); run.Err == nil {
+			t.Fatal("the dump has not failed")
 		}
 		waitForMark(t, marks)
 		driver := host.Driver().Process(job.PID)

@@ -22,8 +22,9 @@
 #include "alloc.h"
 #include "find.h"
 #include "gate.h"
+#include "keep.h"
 
-enum command { PREPARE = 1, CLOSE, OPEN, OUT, IN, FINISH };
+enum command { PREPARE = 1, CLOSE, OPEN, OUT, IN, FINISH, OUT_KEPT, LET_GO, CONNECT, IN_KEPT };
 enum state { IDLE, PREPARED, EMPTY };
 
 #define GUEST_BUSY (-1)	   /* a thread of the program was stopped while it had the records */
@@ -32,7 +33,7 @@ enum state { IDLE, PREPARED, EMPTY };
 #define MOST_COPIERS 16
 #define MOST_THREADS (MOST_COPIERS + 1)
 
-#define VERSION 2
+#define VERSION 3
 
 /* internal/agent has the same. */
 EXPORT struct mailbox {
@@ -47,10 +48,13 @@ EXPORT struct mailbox {
 	int32_t threads[MOST_THREADS]; /* the agent and its copiers, or 0 */
 	/* since version 2 */
 	uint64_t staging, staging_end; /* where memory is that is out */
-} cucriu_guest = {.magic = "cucriu\1", .version = VERSION};
+	/* since version 3 */
+	int32_t descriptor; /* of OUT_KEPT and CONNECT: the other side takes a copy of it; or -1 */
+	uint32_t kept_count;
+	uint64_t kept; /* where it says how much memory stays on each GPU */
+} cucriu_guest = {.magic = "cucriu\1", .version = VERSION, .descriptor = -1};
 
 #define NAME "cucriu-guest" /* of the threads */
-#define MOST_GPUS 64
 
 /* Copies with two buffers, through which the GPU and the processor work at the same time. */
 struct copier {
@@ -503,7 +507,8 @@ static CUresult rehearse(struct memory *m)
 	return r;
 }
 
-static int out(void)
+/* With KEEPING, the GPUs keep a copy, if they can. */
+static int out(bool keeping)
 {
 	size_t size = 0;
 	unsigned long long rehearsed = 0; /* a bit for each GPU */
@@ -533,6 +538,8 @@ static int out(void)
 		forget_staging();
 	if (!r)
 		cucriu_guest.state = EMPTY;
+	if (!r && keeping)
+		cucriu_guest.descriptor = keep();
 	for (m = memory_first(); m && !r; m = m->next)
 		if (m->moving) {
 			r = take_down(m);
@@ -542,6 +549,12 @@ static int out(void)
 	return r;
 }
 
+static void let_go(void)
+{
+	cucriu_guest.descriptor = -1;
+	keep_hang_up();
+}
+
 static int in(void)
 {
 	struct memory *m;
@@ -549,6 +562,7 @@ static int in(void)
 
 	if (!take_records())
 		return GUEST_BUSY;
+	let_go();
 	for (m = memory_first(); m && !r; m = m->next)
 		if (m->out) {
 			r = put_up(m);
@@ -557,6 +571,31 @@ static int in(void)
 		}
 	if (!r)
 		r = copy_all(COPY_IN);
+	if (!r)
+		forget_staging();
+	parts_give(NULL);
+	return r;
+}
+
+static int expect_kept(void)
+{
+	cucriu_guest.descriptor = keep_connect();
+	return cucriu_guest.descriptor < 0 ? CUDA_ERROR_OUT_OF_MEMORY : CUDA_SUCCESS;
+}
+
+/* What does not come back so can come from the host: by IN. */
+static int in_kept(void)
+{
+	if (!take_records())
+		return GUEST_BUSY;
+	int r = kept_take();
+	for (struct memory *m = memory_first(); m && !r; m = m->next)
+		if (m->out) {
+			r = kept_put_up(m, contexts[m->wanted.location.id]);
+			m->out = r != CUDA_SUCCESS;
+			made_progress();
+		}
+	let_go();
 	if (!r)
 		forget_staging();
 	parts_give(NULL);
@@ -580,12 +619,17 @@ static int obey(enum command what)
 	switch (what) {
 	case PREPARE: return state == IDLE ? prepare() : CUDA_SUCCESS;
 	case CLOSE: gate(true); return CUDA_SUCCESS;
-	case OUT: return state == PREPARED ? out() : state == EMPTY ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
+	case OUT:
+	case OUT_KEPT: return state == PREPARED ? out(what == OUT_KEPT) : state == EMPTY ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
+	case LET_GO: let_go(); return CUDA_SUCCESS;
 	case IN: return state == EMPTY ? in() : CUDA_SUCCESS;
+	case CONNECT: return state == EMPTY ? expect_kept() : CUDA_ERROR_INVALID_VALUE;
+	case IN_KEPT: return state == EMPTY ? in_kept() : CUDA_SUCCESS;
 	case OPEN:
 	case FINISH:
 		if (state == EMPTY)
 			break;
+		let_go();
 		gate(false);
 		if (what == FINISH)
 			finish();
@@ -598,6 +642,8 @@ static int obey(enum command what)
 static void *agent(void *unused)
 {
 	(void)unused;
+	cucriu_guest.kept = (uintptr_t)kept;
+	cucriu_guest.kept_count = MOST_GPUS;
 	begin_thread(0);
 	for (;;) {
 		const uint32_t done = cucriu_guest.done, command = __atomic_load_n(&cucriu_guest.command, __ATOMIC_ACQUIRE);
@@ -624,6 +670,6 @@ void agent_start(void)
 void agent_in_a_child(void)
 {
 	started = false;
-	cucriu_guest = (struct mailbox){.magic = "cucriu\1", .version = VERSION};
+	cucriu_guest = (struct mailbox){.magic = "cucriu\1", .version = VERSION, .descriptor = -1};
 	gate_in_a_child();
 }

@@ -26,6 +26,7 @@ def main():
     p = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     p.add_argument("--steps", type=int, default=400)
     p.add_argument("--pause", type=float, default=0.05, help="seconds after each step of rank 0")
+    p.add_argument("--hidden", type=int, default=512, help="width of the hidden layer")
     a = p.parse_args()
 
     rank, local = int(os.environ["RANK"]), int(os.environ["LOCAL_RANK"])
@@ -36,7 +37,7 @@ def main():
     dist.init_process_group("nccl" if on_gpus else "gloo")
 
     torch.manual_seed(1)
-    model = nn.Sequential(nn.Linear(256, 512), nn.Tanh(), nn.Linear(512, 256)).to(device)
+    model = nn.Sequential(nn.Linear(256, a.hidden), nn.Tanh(), nn.Linear(a.hidden, 256)).to(device)
     model = DistributedDataParallel(model, device_ids=[local] if on_gpus else None)
     optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
     # The same for every step, so that nothing makes a rank wait for its GPU.
