@@ -271,7 +271,7 @@ EXPORT CUresult cuMemExportToShareableHandle(void *out, CUmemHandle handle, int 
 	struct allocation *a = handle_of(handle);
 	struct export e = {.magic = EXPORT_MAGIC};
 	/* No other memory than a process's own; measured on 580. */
-	if (!out || !a || a->kind != MEMORY_DEVICE || type != CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR || flags)
+	if (!out || !a || a->kind != MEMORY_DEVICE || type != CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR || !(a->handle_types & type) || flags)
 		r = CUDA_ERROR_INVALID_VALUE;
 	else if ((*(int *)out = export_open(&sim.host, e.name)) < 0)
 		r = CUDA_ERROR_OPERATING_SYSTEM;

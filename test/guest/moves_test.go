@@ -58,6 +58,7 @@ func TestTheGuestMovesTheMemory(t *testing.T) {
 				for range 2 {
 					moved(t, host, host.TryDump(j, testenv.NewImages(t), "-R"))
 					host.WaitOutcome("running")
+					wasKept(t, host, true)
 					j.Runs()
 				}
 				images := testenv.NewImages(t)

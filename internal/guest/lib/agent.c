@@ -434,7 +434,7 @@ static CUresult put_up(struct memory *m)
 	CUresult r = CUDA_SUCCESS;
 
 	for (; made < m->count && !r; made += !r)
-		r = driver.cuMemCreate(&m->parts[made], memory_length(m, made), &m->wanted, 0);
+		r = memory_make_part(m, made);
 	if (!r && !(r = map_until(m, NULL)))
 		return r;
 	while (made)

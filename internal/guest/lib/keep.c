@@ -148,7 +148,7 @@ static CUresult make(struct memory *m, size_t i)
 {
 	const size_t size = memory_length(m, i);
 	const struct mapping *p;
-	CUresult r = driver.cuMemCreate(&m->parts[i], size, &m->wanted, 0);
+	CUresult r = memory_make_part(m, i);
 
 	if (r)
 		return r;

@@ -130,6 +130,18 @@ bool memory_is_ours(size_t size, CUdevice device)
 	return size >= LEAST && !driver.cuDeviceTotalMem_v2(&total, device) && size <= total;
 }
 
+/* A descriptor can be had of each part (keep.c), which the program does not see if it has not asked for it. */
+static bool hides_type(const struct memory *m) { return !m->wanted.handle_types; }
+
+CUresult memory_make_part(struct memory *m, size_t part)
+{
+	struct properties its = m->wanted;
+
+	if (hides_type(m))
+		its.handle_types = CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR;
+	return driver.cuMemCreate(&m->parts[part], memory_length(m, part), &its, 0);
+}
+
 CUresult memory_create(struct memory **out, size_t size, const struct properties *wanted)
 {
 	struct memory *m = memory_new(size, wanted);
@@ -137,7 +149,7 @@ CUresult memory_create(struct memory **out, size_t size, const struct properties
 	if (!m)
 		return CUDA_ERROR_OUT_OF_MEMORY;
 	for (size_t i = 0; i < m->count; i++) {
-		CUresult r = driver.cuMemCreate(&m->parts[i], memory_length(m, i), wanted, 0);
+		CUresult r = memory_make_part(m, i);
 		if (r) {
 			m->count = i;
 			memory_release(m);
@@ -279,7 +291,10 @@ CUresult cuMemGetAllocationPropertiesFromHandle(struct properties *its, CUhandle
 {
 	BEGIN(driver.cuMemGetAllocationPropertiesFromHandle(its, handle));
 	struct memory *m = memory_of(handle);
-	return driver.cuMemGetAllocationPropertiesFromHandle(its, m ? m->parts[0] : handle);
+	CUresult r = driver.cuMemGetAllocationPropertiesFromHandle(its, m ? m->parts[0] : handle);
+	if (!r && m)
+		its->handle_types = m->wanted.handle_types;
+	return r;
 }
 
 /* Waits for the work of all GPUs: memory is moved under it. */
@@ -394,6 +409,9 @@ static CUresult whole_of(CUhandle *handle)
 CUresult cuMemExportToShareableHandle(void *out, CUhandle handle, int type, unsigned long long flags)
 {
 	BEGIN(driver.cuMemExportToShareableHandle(out, handle, type, flags));
+	const struct memory *m = memory_of(handle);
+	if (m && hides_type(m))
+		return CUDA_ERROR_INVALID_VALUE;
 	CUresult r = whole_of(&handle);
 	return r ? r : driver.cuMemExportToShareableHandle(out, handle, type, flags);
 }
@@ -446,7 +464,7 @@ CUresult cuMulticastBindAddr(CUhandle group, size_t group_offset, CUdeviceptr at
 struct bounds {
 	CUdeviceptr base, companion;
 	size_t size, mapped;
-	bool opened;
+	bool opened, hides_type;
 };
 
 static bool bounds_at(CUdeviceptr at, struct bounds *its)
@@ -455,12 +473,13 @@ static bool bounds_at(CUdeviceptr at, struct bounds *its)
 		return false;
 	ALONE;
 	struct memory *m = memory_at(at, &its->base);
-	if (!m || (m->count == 1 && !m->companion))
+	if (!m || (m->count == 1 && !m->companion && !hides_type(m)))
 		return false;
 	its->size = m->companion ? m->asked : m->size;
 	its->mapped = m->size;
 	its->companion = m->companion;
 	its->opened = m->opened;
+	its->hides_type = hides_type(m);
 	return true;
 }
 
@@ -488,6 +507,10 @@ static void adjust(void *out, int attribute, const struct bounds *its)
 	case MEMORY_BLOCK_ID: driver.cuPointerGetAttribute(out, attribute, its->base); break;
 	case MAPPING_BASE_ADDR: *(CUdeviceptr *)out = its->base; break;
 	case MAPPING_SIZE: *(size_t *)out = its->mapped; break;
+	case ALLOWED_HANDLE_TYPES:
+		if (its->hides_type)
+			*(int *)out &= ~CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR;
+		break;
 	}
 	if (!its->companion)
 		return;

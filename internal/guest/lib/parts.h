@@ -66,6 +66,7 @@ bool memory_is_ours(size_t size, CUdevice device);
 struct memory *memory_new(size_t size, const struct properties *wanted);
 /* A record with its parts. */
 CUresult memory_create(struct memory **out, size_t size, const struct properties *wanted);
+CUresult memory_make_part(struct memory *m, size_t part);
 /* Gives back a record, which is in no list, and its parts. */
 void memory_release(struct memory *m);
 size_t memory_length(const struct memory *m, size_t part);

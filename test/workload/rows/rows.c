@@ -85,7 +85,7 @@ static void describe(CUdeviceptr base, CUdeviceptr at)
 {
 	CUdeviceptr its = 0;
 	size_t n = 0;
-	unsigned long long first = 0, id = 0;
+	unsigned long long first = 0, id = 0, allowed = 0;
 
 	row("range", cuMemGetAddressRange_v2(&its, &n, at));
 	printf("range begins at %lld, %zu MiB\n", (long long)(its - base), n >> 20);
@@ -95,6 +95,8 @@ static void describe(CUdeviceptr base, CUdeviceptr at)
 	row("buffer id", cuPointerGetAttribute(&first, BUFFER_ID, base));
 	row("buffer id", cuPointerGetAttribute(&id, BUFFER_ID, at));
 	printf("one buffer: %d\n", first == id);
+	row("allowed types", cuPointerGetAttribute(&allowed, ALLOWED_HANDLE_TYPES, at));
+	printf("allowed types: %llu\n", allowed);
 }
 
 static void forked(void)
@@ -142,6 +144,8 @@ static void use(const struct properties *wanted, int gpus, int share)
 	describe(at, at + size - 4);
 	row("properties", cuMemGetAllocationPropertiesFromHandle(&its, h));
 	printf("type %d, handles %d, GPU %d\n", its.type, its.handle_types, its.location.id);
+	if (!wanted->handle_types)
+		row("export without a type", cuMemExportToShareableHandle(&fd, h, 1, 0));
 	row("retain", cuMemRetainAllocationHandle(&again, (void *)(uintptr_t)(at + size / 2)));
 	printf("the same handle: %d\n", again == h);
 	row("release", cuMemRelease(h));
