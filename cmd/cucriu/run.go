@@ -204,6 +204,7 @@ func addLongFlags(cmd *cobra.Command, o *jobs.Options) (check func(args []string
 	flags.StringVar(&o.User, "user", "", "user to run the job as, by name or number (default: root)")
 	sizeFlag(cmd, &o.FilesLimit, "files-limit", "how much content of files that the job has open for writing may be saved in a checkpoint, such as 512M")
 	flags.Lookup("files-limit").DefValue = "1G"
+	flags.BoolVar(&o.VerifyUnchanged, "verify-unchanged", false, "also copy GPU memory that counts as unchanged since the last checkpoint, and make no checkpoint if it has changed")
 	flags.BoolVar(&o.PrivateTmp, "private-tmp", false, "give the job a /tmp of its own, in memory, which is saved in its checkpoints")
 	flags.StringArrayVar(&o.NotSaved, "not-saved", nil, "leave this file of the job as it is when the job is resumed from a checkpoint; may be repeated")
 	flags.DurationVar(&o.Every, "every", 30*time.Minute, "time between checkpoints; 0 disables scheduled checkpoints")

@@ -183,6 +183,11 @@ func Dump(ctx context.Context, hook *hooks.Hook, dir string, options Options) (R
 	}
 	r := d.result(s, int(options.RPC.GetPid()), dir)
 	r.Needs, r.Trial = needs, trial
+	if s != nil {
+		for _, m := range s.Members {
+			r.Unchanged += m.Unchanged
+		}
+	}
 	if locked.IsZero() { // no process uses CUDA
 		locked = d.seized
 	}

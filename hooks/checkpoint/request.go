@@ -67,6 +67,14 @@ type Options struct {
 	// [pages.Writer].
 	Written func(f *os.File, offset, size int64)
 
+	// Compare has a dump note what a later one can be compared with. Base is such an earlier image of the same job, which
+	// stays where it is: what has not changed since is left out of the new image, which is then complete only
+	// together with Base. VerifyUnchanged copies that all the same, and the dump fails if it has changed. Only
+	// the memory that the library in a job moves is compared.
+	Compare         bool
+	Base            string
+	VerifyUnchanged bool
+
 	// Probe has a dump try whether its image can be restored, before criu lets go of the job. If it
 	// cannot, the dump fails and the job keeps running. ProbeCommand is what calls [ProbeInside].
 	Probe        bool
@@ -95,6 +103,8 @@ type Result struct {
 	// Trial is how the trial restore went; nil if none was asked for.
 	Trial *image.Trial  `json:"trial,omitempty"`
 	Bytes int64         `json:"image_bytes"`
+	// Unchanged is how much GPU memory, in bytes, was not copied, because Base has it.
+	Unchanged uint64 `json:"unchanged_bytes,omitempty"`
 	Total time.Duration `json:"total_ns"`
 	// Downtime is how long the job did not run: on a dump from the lock on, on a restore the whole
 	// time.
@@ -135,7 +145,7 @@ func start(hook *hooks.Hook, kind journal.Kind, options Options, imagesDir strin
 	if err != nil {
 		return nil, err
 	}
-	d.stage = stages.Stage{ImageDir: imagesDir, Client: &self, Hold: options.Hold, Written: options.Written}
+	d.stage = stages.Stage{ImageDir: imagesDir, Client: &self, Hold: options.Hold, Written: options.Written, Compare: options.Compare, Base: options.Base, CopyAll: options.VerifyUnchanged}
 	empty, err := journal.MakeDir(hook.Config.RunDir, noPlugins)
 	if err != nil {
 		return nil, err

@@ -8,6 +8,7 @@ package agent
 import (
 	"bytes"
 	"context"
+	"crypto/rand"
 	"debug/elf"
 	"encoding/binary"
 	"errors"
@@ -107,6 +108,17 @@ type mailboxSince3 struct {
 	Descriptor int32
 	KeptCount  uint32
 	Kept       uint64 // the address of as many of struct kept
+	Hashing    hashing
+}
+
+// hashing is struct hashing of hash.h.
+type hashing struct {
+	Generation, Base uint64
+	Of               proc.Range
+	Random           [8]uint64
+	CopiesAll        uint64
+
+	Slice, Same uint64 // the answer
 }
 
 const (
@@ -248,6 +260,67 @@ func (a *Agent) Kept() (map[cudackpt.UUID]uint64, error) {
 		}
 	}
 	return kept, nil
+}
+
+// Compare has the next [Out] or [OutKept] find out what has not changed since the one that was called base, of what was
+// in a range then, and not copy that, unless all is to be copied. What is out then is called generation. 0 is none. An older library
+// takes everything for changed.
+func (a *Agent) Compare(generation, base uint64, of proc.Range, copyAll bool) error {
+	box, err := a.read()
+	if err != nil || box.Version < 3 {
+		return err
+	}
+	h := hashing{Generation: generation, Base: base, Of: of}
+	if copyAll {
+		h.CopiesAll = 1
+	}
+	random := make([]byte, binary.Size(h.Random))
+	rand.Read(random)
+	if _, err := binary.Decode(random, binary.LittleEndian, &h.Random); err != nil {
+		return err
+	}
+	data, err := binary.Append(nil, binary.LittleEndian, h)
+	if err != nil {
+		return err
+	}
+	return a.process.WriteMemory(data, a.address+uint64(binary.Size(box)-binary.Size(h)))
+}
+
+// Same is memory on the host that has not changed, and is not copied again.
+type Same struct {
+	Now    proc.Range
+	Before uint64 // where it was then
+}
+
+// Same returns what has not changed, in the order of the addresses.
+func (a *Agent) Same() ([]Same, error) {
+	box, err := a.read()
+	slice := box.Hashing.Slice
+	if err != nil || box.Version < 3 || box.Hashing.Same == 0 || slice == 0 || box.Staging.Start >= box.Staging.End {
+		return nil, err
+	}
+	const mostSlices = 1 << 24
+	places := make([]uint64, min(box.Staging.Size()/slice, mostSlices))
+	data := make([]byte, binary.Size(places))
+	if err := a.process.ReadMemory(data, box.Hashing.Same); err != nil {
+		return nil, err
+	}
+	if _, err := binary.Decode(data, binary.LittleEndian, places); err != nil {
+		return nil, err
+	}
+	var all []Same
+	for i, before := range places {
+		now := proc.Range{Start: box.Staging.Start + uint64(i)*slice, End: box.Staging.Start + uint64(i+1)*slice}
+		if before == 0 {
+			continue
+		}
+		if last := len(all) - 1; last >= 0 && all[last].Now.End == now.Start && all[last].Before+all[last].Now.Size() == before {
+			all[last].Now.End = now.End
+			continue
+		}
+		all = append(all, Same{now, before})
+	}
+	return all, nil
 }
 
 // CanKeep reports whether the agent knows [OutKept], and may make the system calls that this takes: some filter of

@@ -28,7 +28,7 @@ func TestAMailboxOfEitherVersion(t *testing.T) {
 		data := memory.Bytes()
 		a := &Agent{process, uint64(uintptr(unsafe.Pointer(&data[0])))}
 		got, err := a.Status()
-		if wanted := (Status{State: Emptied, Closed: true, Staging: want}); err != nil || got != wanted {
+		if wanted := (Status{State: Emptied, Closed: true, Staging: want, Descriptor: -1}); err != nil || got != wanted {
 			t.Errorf("version %d: %+v, %v; want %+v", version, got, err, wanted)
 		}
 		data[0]++

@@ -96,7 +96,7 @@ func (b *wayBack) fill(ctx context.Context, t *Target) error {
 // nothingIsLacking notes that a process needs the files no more.
 func (b *wayBack) nothingIsLacking(t *Target) {
 	if t.lacks != lacksNothing {
-		t.lacks = lacksNothing
+		t.lacks, t.filled = lacksNothing, true
 		b.Update(func() { t.Member.Pages.Dropped = false })
 		b.Note()
 	}

@@ -106,6 +106,8 @@ func (b *wayBack) moveIn(ctx context.Context, t *Target) error {
 		if err := b.fill(ctx, t); err != nil {
 			return err
 		}
+	} else if err := b.fillSame(ctx, t); err != nil {
+		return err
 	}
 	return b.SpanOf(t.PID, "move in", func() error { return t.obey(ctx, b.Session, agent.In) })
 }

@@ -212,7 +212,14 @@ func (s *Suspension) moveOut(ctx context.Context, t *Target) error {
 	if t.canKeep {
 		out = agent.OutKept
 	}
-	err := s.Session.SpanOf(t.PID, "move out", func() error { return t.obey(ctx, s.Session, out) })
+	err := t.compare()
+	if err != nil {
+		return err
+	}
+	err = s.Session.SpanOf(t.PID, "move out", func() error { return t.obey(ctx, s.Session, out) })
+	if err == nil {
+		err = t.noteOut()
+	}
 	if err == nil && t.canKeep {
 		err = s.keep(ctx, t)
 	}

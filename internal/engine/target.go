@@ -9,6 +9,7 @@ import (
 
 	"cucriu/cudackpt"
 	"cucriu/internal/agent"
+	"cucriu/internal/image"
 	"cucriu/internal/inject"
 	"cucriu/internal/journal"
 	"cucriu/internal/proc"
@@ -28,10 +29,19 @@ type Target struct {
 	Parked   *inject.Parked    // its parked threads; nil if it is held by its stop alone
 	Lent     *inject.Borrowed  // threads of it that drop its memory
 	agent    *agent.Agent      // the library in it; nil if the driver alone moves its memory
+	Compare  Compare           // of a dump: what the library is to find out
 	canKeep  bool              // the GPUs can keep what the library moves
 	kept     *os.File          // of the way back: a socket with what they keep
 	lacks    lack              // of the way back: what is in files only
+	filled   bool              // of the way back: all that was lacking is there
 	moved    proc.Range        // of the way back: where the library keeps what it has moved to the host
+}
+
+// Compare says what a library is to find out of the memory that it moves to the host.
+type Compare struct {
+	Generation uint64     // how it is to call what is there now; 0: it is to find out nothing
+	Base       *image.Out // of an earlier image that has all of it; nil if there is none
+	CopyAll    bool       // also what has not changed
 }
 
 func CloseTargets(targets []*Target) {

@@ -27,7 +27,8 @@ const (
 	RewrittenVersion = 3 // with pages in shards that other dumps have written
 	ScheduledVersion = 4 // with the scheduling of threads
 	GatedVersion     = 5 // with a process that the library in it holds back
-	latestVersion    = GatedVersion
+	BasedVersion     = 6 // that is complete only together with an earlier image
+	latestVersion    = BasedVersion
 	maxManifestBytes = 64 << 20
 	maxProcesses     = 1 << 14
 	maxGPUs          = 1 << 8
@@ -50,6 +51,8 @@ type Manifest struct {
 	Parked []inject.Parked `json:"parked,omitempty"`
 	// Scheduling is what criu does not restore of the threads of any process.
 	Scheduling []proc.Scheduling `json:"scheduling,omitempty"`
+	// Base is the directory of an earlier image, without which this one is not complete; empty if it is.
+	Base string `json:"base,omitempty"`
 }
 
 // Process is one CUDA process of the image.
@@ -71,9 +74,17 @@ type Process struct {
 	// Gated says that the library in the process holds its calls to the driver back, and may have GPU memory
 	// to bring back.
 	Gated bool `json:"gated,omitempty"`
+	// Out says where the library in the process has put GPU memory; nil if it has not.
+	Out *Out `json:"out,omitempty"`
 	// Pages are the files that hold its GPU state. If set, criu's images do not contain that
 	// state.
 	Pages *pages.Listing `json:"pages,omitempty"`
+}
+
+// Out is GPU memory that a library in a process has put into the process's own.
+type Out struct {
+	Generation uint64     `json:"generation,string"` // how the library calls this content
+	Staging    proc.Range `json:"staging"`
 }
 
 // Write replaces the manifest of an image directory atomically.
@@ -184,6 +195,9 @@ func (m Manifest) Validate() error {
 		isParked[parked.PID] = true
 	}
 	pids := make(map[int]bool)
+	if m.Base != "" && (m.Version < BasedVersion || !filepath.IsAbs(m.Base)) {
+		return fmt.Errorf("damaged: it is based on %q, but has version %d", m.Base, m.Version)
+	}
 	for _, p := range m.Processes {
 		if p.PID <= 0 || pids[p.PID] {
 			return fmt.Errorf("damaged: process %d is listed twice or has an invalid pid", p.PID)

@@ -27,7 +27,7 @@ func (m Manifest) OpenPages(dir string) ([]*pages.Reader, error) {
 		if p.Pages == nil {
 			continue
 		}
-		reader, err := pages.Open(dir, p.PID, p.Pages)
+		reader, err := m.OpenPagesOf(&p, dir)
 		if err != nil {
 			ClosePages(all)
 			return nil, fmt.Errorf("the GPU state of process %d (%s): %w", p.PID, p.Name, err)
@@ -35,6 +35,14 @@ func (m Manifest) OpenPages(dir string) ([]*pages.Reader, error) {
 		all = append(all, reader)
 	}
 	return all, nil
+}
+
+// OpenPagesOf opens the GPU state of one process, which has some.
+func (m Manifest) OpenPagesOf(p *Process, dir string) (*pages.Reader, error) {
+	if m.Base == "" {
+		return pages.Open(dir, p.PID, p.Pages)
+	}
+	return pages.Open(dir, p.PID, p.Pages, m.Base)
 }
 
 // ClosePages closes what [Manifest.OpenPages] opened.

@@ -96,7 +96,11 @@ func (s *checkpointer) tellCheckpoint(c store.Checkpoint) {
 }
 
 func sayCheckpoint(c store.Checkpoint) string {
-	return fmt.Sprintf("checkpoint %s: paused for %v; %s (%s written)", c.Name, c.Pause.Round(time.Millisecond), units.Size(c.Bytes), units.Size(c.New))
+	text := fmt.Sprintf("checkpoint %s: paused for %v; %s (%s written)", c.Name, c.Pause.Round(time.Millisecond), units.Size(c.Bytes), units.Size(c.New))
+	if c.Unchanged > 0 {
+		text += fmt.Sprintf("; %s of GPU memory unchanged, and not copied", units.Size(int64(c.Unchanged)))
+	}
+	return text
 }
 
 // makeCheckpoint dumps the job into a staging directory and brings the image to the store. With
@@ -163,9 +167,13 @@ func (s *checkpointer) checkpointBy(ctx context.Context, base, reason string, en
 		defer s.killStuck(made)()
 	}
 	expected, _ := s.costs.expected()
+	since := ""
+	if bases, err := s.store.Bases(); err == nil && len(bases) > 0 && !end && s.failures == 0 { // the last image has to be complete by itself
+		since = bases[0].Dir
+	}
 	a, err := s.ask(ctx, inside.Request{
 		Op: inside.Dump, Images: images, Root: of.Root, Sandbox: s.sandbox.Dir, NoTerminal: s.sandbox.IsAdopted(),
-		End: end, Files: s.files(), Staged: of, Expected: expected.total,
+		End: end, Base: since, VerifyUnchanged: s.VerifyUnchanged, Files: s.files(), Staged: of, Expected: expected.total,
 	})
 	if err != nil {
 		// The image has its name before the job is ended, and one that is not complete may hold
@@ -180,7 +188,7 @@ func (s *checkpointer) checkpointBy(ctx context.Context, base, reason string, en
 	if err != nil {
 		return store.Checkpoint{}, err
 	}
-	info.Pause, info.Duration = a.Result.Downtime, time.Since(begun)
+	info.Pause, info.Duration, info.Unchanged = a.Result.Downtime, time.Since(begun), a.Result.Unchanged
 	if err := failpoint.Hit(ctx, "jobs.staged", 0); err != nil {
 		return store.Checkpoint{}, err
 	}

@@ -37,6 +37,8 @@ type Options struct {
 	MaxBytes int64
 	// Compress says how GPU memory is compressed on its way into Dir; the zero Codec is none.
 	Compress pages.Codec
+	// VerifyUnchanged copies GPU memory that counts as unchanged all the same, and fails if it has changed.
+	VerifyUnchanged bool
 	// Takeover takes the job away from a host that has not given it back.
 	Takeover bool
 

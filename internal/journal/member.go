@@ -5,6 +5,7 @@ import (
 	"fmt"
 
 	"cucriu/cudackpt"
+	"cucriu/internal/image"
 	"cucriu/internal/inspect"
 	"cucriu/internal/pages"
 	"cucriu/internal/proc"
@@ -23,6 +24,12 @@ type Member struct {
 	Gated bool `json:"gated,omitempty"`
 	// Moved says that it may have moved GPU memory to the host, and has to bring it back.
 	Moved bool `json:"moved,omitempty"`
+	// Out says where the library has put the memory in the process; nil if it has not.
+	Out *image.Out `json:"out,omitempty"`
+	// Base is an earlier image, which has memory that this dump does not copy again.
+	Base *MemberBase `json:"base,omitempty"`
+	// Unchanged is how much that is, in bytes.
+	Unchanged uint64 `json:"unchanged,omitempty"`
 	// Pages describes the memory that the fast lane has copied, or is to fill in.
 	Pages *MemberPages `json:"pages,omitempty"`
 }
@@ -53,6 +60,25 @@ type MemberPages struct {
 	WatcherFD int `json:"watcher_fd"`
 	// Dropped says that the memory may no longer be in the process.
 	Dropped bool `json:"dropped"`
+}
+
+// MemberBase describes an earlier image of a process.
+type MemberBase struct {
+	Dir     string         `json:"dir"`
+	PID     int            `json:"pid"` // of the process in it
+	Listing *pages.Listing `json:"listing"`
+	// WatcherFD is the first of the watcher's descriptors for its files.
+	WatcherFD int `json:"watcher_fd"`
+}
+
+func (b *MemberBase) validate() error {
+	switch {
+	case b == nil:
+		return nil
+	case b.Listing == nil || b.WatcherFD < FirstWatcherFD || b.PID <= 0:
+		return errors.New("it is based on no image")
+	}
+	return b.Listing.Validate()
 }
 
 // validate refuses what this program cannot have written.

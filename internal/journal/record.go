@@ -114,7 +114,7 @@ func (r *Record) parse(data []byte) error {
 		return fmt.Errorf("%w: it has version %d, but this cucriu reads versions 0 to %d", ErrNewer, r.Version, gatedVersion)
 	}
 	for _, member := range r.Members {
-		if err := member.Pages.validate(); err != nil {
+		if err := errors.Join(member.Pages.validate(), member.Base.validate()); err != nil {
 			return err
 		}
 	}

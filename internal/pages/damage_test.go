@@ -282,7 +282,7 @@ func TestAnIndexThatLiesIsRefused(t *testing.T) {
 			m.seal()
 			m.write(t, dir)
 			m.wantRefused(t, a, dir, tt.why)
-			files, err := openFiles(dir, m.pid, &m.listing)
+			files, err := openFiles([]string{dir}, m.pid, &m.listing)
 			must(t, err)
 			reader, err := newReader(files, m.pid, &m.listing)
 			if (err == nil) != tt.fill {
@@ -327,7 +327,7 @@ func TestTooFewFilesAreRefused(t *testing.T) {
 	m := makeImage(t, a, testID, testPID)
 	dir := t.TempDir()
 	m.write(t, dir)
-	files, err := openFiles(dir, m.pid, &m.listing)
+	files, err := openFiles([]string{dir}, m.pid, &m.listing)
 	must(t, err)
 	_, err = newReader(slices.Clone(files[:2]), m.pid, &m.listing)
 	wantError(t, err, "2 files of pages, but 3 were written")

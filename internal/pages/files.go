@@ -22,11 +22,15 @@ func createFile(dir, name string) (*os.File, error) {
 	return f, nil
 }
 
-// openFiles opens the files that a listing names in a directory for reading.
-func openFiles(dir string, pid int, l *Listing) ([]*os.File, error) {
+// openFiles opens the files that a listing names in directories for reading.
+func openFiles(dirs []string, pid int, l *Listing) ([]*os.File, error) {
 	var files []*os.File
 	for _, name := range l.Names(pid) {
-		f, err := os.OpenFile(filepath.Join(dir, name), os.O_RDONLY|unix.O_NOFOLLOW|unix.O_NONBLOCK, 0)
+		var f *os.File
+		err := fs.ErrNotExist
+		for i := 0; i < len(dirs) && errors.Is(err, fs.ErrNotExist); i++ {
+			f, err = os.OpenFile(filepath.Join(dirs[i], name), os.O_RDONLY|unix.O_NOFOLLOW|unix.O_NONBLOCK, 0)
+		}
 		if err != nil {
 			_ = closeAll(files)
 			return nil, fmt.Errorf("the image is not complete: %w", err)
@@ -56,9 +60,18 @@ func Names(dir string) ([]string, error) {
 	return names, err
 }
 
-// Remove removes the files that a listing names in a directory. A file that does not exist is no
-// error.
-func Remove(dir string, pid int, l *Listing) error { return removeAll(dir, l.Names(pid)) }
+// Remove removes the files that a listing names in a directory, but for those of other dumps. A file that does not exist
+// is no error.
+func Remove(dir string, pid int, l *Listing) error {
+	names := l.Names(pid)
+	own := names[:1]
+	for i := range l.ShardBytes {
+		if l.origin(pid, i).ID == l.ID {
+			own = append(own, names[1+i])
+		}
+	}
+	return removeAll(dir, own)
+}
 
 // RemoveExcept removes all files of pages in a directory except those with the names in keep.
 func RemoveExcept(dir string, keep map[string]bool) error {

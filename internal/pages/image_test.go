@@ -101,7 +101,7 @@ func (m *image) load(t testing.TB, a *arena, dir string) error {
 	must(t, err)
 	var listing Listing
 	must(t, json.Unmarshal(text, &listing))
-	files, err := openFiles(dir, m.pid, &listing)
+	files, err := openFiles([]string{dir}, m.pid, &listing)
 	if err != nil {
 		return err
 	}

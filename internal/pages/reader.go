@@ -7,7 +7,6 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
-	"sort"
 
 	"cucriu/internal/proc"
 )
@@ -20,8 +19,8 @@ type Reader struct {
 
 // Open opens the files that a listing names in a directory. It refuses files that are damaged or are
 // not the ones that were written. Chunks are not checked here, but when they are read.
-func Open(dir string, pid int, l *Listing) (*Reader, error) {
-	files, err := openFiles(dir, pid, l)
+func Open(dir string, pid int, l *Listing, bases ...string) (*Reader, error) {
+	files, err := openFiles(append([]string{dir}, bases...), pid, l)
 	if err != nil {
 		return nil, err
 	}
@@ -115,8 +114,7 @@ func (r *Reader) Get(i int, buffer []byte) (Chunk, error) {
 
 // Split returns the chunks that begin in a range, and the others.
 func (r *Reader) Split(at proc.Range) (inside, outside Source) {
-	first := sort.Search(r.Chunks(), func(i int) bool { return r.index.at(i).address >= at.Start })
-	end := max(first, sort.Search(r.Chunks(), func(i int) bool { return r.index.at(i).address >= at.End }))
+	first, end := r.chunksIn(at)
 	return part{r, end - first, func(i int) int { return first + i }}, part{r, r.Chunks() - (end - first), func(i int) int {
 		if i < first {
 			return i

@@ -17,7 +17,7 @@ import (
 // open opens an image for reading.
 func (m *image) open(t testing.TB, dir string) *Reader {
 	t.Helper()
-	files, err := openFiles(dir, m.pid, &m.listing)
+	files, err := openFiles([]string{dir}, m.pid, &m.listing)
 	must(t, err)
 	reader, err := newReader(files, m.pid, &m.listing)
 	must(t, err)
@@ -208,7 +208,7 @@ func TestAnyMemoryIsRewritten(t *testing.T) {
 			copy(want[r.Start-a.start():], a.of(r))
 		}
 
-		files, err := openFiles(secondDir, testPID, &second)
+		files, err := openFiles([]string{secondDir}, testPID, &second)
 		must(t, err)
 		staged, err := newReader(files, testPID, &second)
 		must(t, err)
@@ -230,7 +230,7 @@ func TestAnyMemoryIsRewritten(t *testing.T) {
 		must(t, os.RemoveAll(secondDir))
 
 		a.set(0)
-		files, err = openFiles(options.Dir, testPID, &rewritten.Listing)
+		files, err = openFiles([]string{options.Dir}, testPID, &rewritten.Listing)
 		must(t, err)
 		reader, err := newReader(files, testPID, &rewritten.Listing)
 		must(t, err)

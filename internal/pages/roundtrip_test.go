@@ -136,7 +136,7 @@ func TestWhatIsCopiedIsFilledInAgain(t *testing.T) {
 			clear(a.of(r))
 		}
 
-		files, err := openFiles(dir, testPID, &listing)
+		files, err := openFiles([]string{dir}, testPID, &listing)
 		must(t, err)
 		reader, err := newReader(files, testPID, &listing)
 		must(t, err)

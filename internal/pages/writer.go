@@ -26,6 +26,8 @@ type Writer struct {
 	// Written, if it is set, is called for every part of a file that is complete, in the order of the
 	// file: by several goroutines, one for each file, while the process is stopped.
 	Written func(f *os.File, offset, size int64)
+	base   *Base
+	reused []record // chunks of the base
 	// reserved says that the shards have more room than is written.
 	reserved bool
 }
@@ -88,14 +90,25 @@ func (w *Writer) giveBack() error {
 	return group.Wait()
 }
 
-// Files returns the open files: the index, then the shards.
-func (w *Writer) Files() []*os.File { return w.files }
+// Files returns the open files: the index, then the shards, then those of the base.
+func (w *Writer) Files() []*os.File {
+	if w.base == nil {
+		return w.files
+	}
+	return slices.Concat(w.files, w.base.Files()[1:])
+}
 
 // Workers returns the number of shards.
 func (w *Writer) Workers() int { return len(w.shards) }
 
 // Put appends a chunk to the worker's shard.
 func (w *Writer) Put(worker int, chunk Chunk) error {
+	if r, reused := w.reusedFor(chunk.Address); reused {
+		if r.checksum != chunk.Checksum || r.size != chunk.Size {
+			return fmt.Errorf("the memory at %#x has changed since the earlier dump, and counts as unchanged", chunk.Address)
+		}
+		return nil
+	}
 	s := &w.shards[worker]
 	if s.end == 0 {
 		if err := w.append(s, header(w.id, w.pid, uint32(worker))); err != nil {
@@ -142,13 +155,19 @@ func (w *Writer) Finish() (Listing, error) {
 		l.ShardBytes = append(l.ShardBytes, s.end)
 		l.IndexBytes += recordSize * int64(len(s.records))
 	}
+	l.IndexBytes += recordSize * int64(len(w.reused))
 	if err := w.giveBack(); err != nil {
 		return l, fmt.Errorf("pages: %w", err)
+	}
+	if w.base != nil {
+		if err := l.Extend(w.pid, w.base); err != nil {
+			return l, err
+		}
 	}
 	if err := l.Validate(); err != nil {
 		return l, err
 	}
-	var records []record
+	records := w.reused
 	for _, s := range w.shards {
 		records = append(records, s.records...)
 	}

@@ -18,7 +18,11 @@ func OpenPages(s *journal.Record, m *journal.Member) (*pages.Reader, error) {
 	input, err := watchedPages(s.Watcher, m)
 	for _, dir := range []string{s.PublishedDir, s.ImageDir} {
 		if err != nil && dir != "" {
-			input, err = pages.Open(dir, m.ImagePID, m.Pages.Listing)
+			var bases []string
+			if m.Base != nil {
+				bases = []string{m.Base.Dir}
+			}
+			input, err = pages.Open(dir, m.ImagePID, m.Pages.Listing, bases...)
 		}
 	}
 	return input, err
@@ -34,6 +38,19 @@ func watchedPages(watching *proc.Ident, m *journal.Member) (*pages.Reader, error
 	}
 	defer watcher.Close()
 	return pages.OpenHeld(watcher.PID, m.Pages.WatcherFD, m.ImagePID, m.Pages.Listing)
+}
+
+// OpenBase opens the image that a member's is based on, by the watcher's descriptors or by its name.
+func OpenBase(s *journal.Record, m *journal.Member) (*pages.Base, error) {
+	if s.Watcher != nil {
+		if watcher, err := proc.Reopen(*s.Watcher); err == nil {
+			defer watcher.Close()
+			if held, err := pages.OpenHeld(watcher.PID, m.Base.WatcherFD, m.Base.PID, m.Base.Listing); err == nil {
+				return &pages.Base{Reader: held, PID: m.Base.PID, Listing: m.Base.Listing}, nil
+			}
+		}
+	}
+	return pages.OpenBase(m.Base.Dir, m.Base.PID, m.Base.Listing)
 }
 
 // RemovePages removes the pages of a dump that was not completed.

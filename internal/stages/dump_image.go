@@ -122,9 +122,12 @@ func (d *dump) describe() (image.Manifest, error) {
 	}
 	m := image.Manifest{Version: image.ManifestVersion, Created: time.Now().UTC(), DriverVersion: version, RootPID: root.ImagePID()}
 	for _, t := range d.Targets {
-		p := image.Process{PID: t.Member.ImagePID, Name: t.Member.Name, Stopped: t.Member.Stopped, GPUs: t.Member.GPUs, MemoryBytes: t.Member.MemoryBytes, Gated: t.Member.Gated}
+		p := image.Process{PID: t.Member.ImagePID, Name: t.Member.Name, Stopped: t.Member.Stopped, GPUs: t.Member.GPUs, MemoryBytes: t.Member.MemoryBytes, Gated: t.Member.Gated, Out: t.Member.Out}
 		if t.Member.Pages != nil {
 			p.Pages = t.Member.Pages.Listing
+		}
+		if t.Member.Pages != nil && t.Member.Base != nil {
+			m.Base = t.Member.Base.Dir
 		}
 		m.Processes = append(m.Processes, p)
 	}
@@ -137,6 +140,9 @@ func (d *dump) describe() (image.Manifest, error) {
 	}
 	if slices.ContainsFunc(m.Processes, func(p image.Process) bool { return p.Gated }) {
 		m.Version = image.GatedVersion
+	}
+	if m.Base != "" {
+		m.Version = image.BasedVersion
 	}
 	m.Parked, err = d.parkedForImage()
 	return m, err

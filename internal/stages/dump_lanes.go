@@ -3,6 +3,7 @@ package stages
 import (
 	"context"
 	"crypto/rand"
+	"encoding/binary"
 	"encoding/hex"
 	"errors"
 	"fmt"
@@ -16,6 +17,7 @@ import (
 	"cucriu/cudackpt"
 	"cucriu/hooks/config"
 	"cucriu/internal/engine"
+	"cucriu/internal/image"
 	"cucriu/internal/journal"
 	"cucriu/internal/pages"
 	"cucriu/internal/proc"
@@ -45,6 +47,7 @@ import (
 type lane struct {
 	*engine.Target
 	output  *pages.Writer
+	base    *pages.Base // what an earlier image has of it; nil if there is none
 	ranges  []proc.Range  // the staging memory
 	copied  chan struct{} // closed when the copy is over; nil before it begins
 	listing pages.Listing
@@ -63,6 +66,7 @@ type lanes struct {
 	copying context.Context
 	stall   *engine.Stall // nil before the first copy
 	all     []*lane
+	bases   map[int]*base
 }
 
 // checkpoint checkpoints the processes. It copies out the memory of the first while the checkpoints of
@@ -96,6 +100,9 @@ func (d *lanes) close() {
 	for _, l := range d.open() {
 		l.output.Close()
 	}
+	for _, b := range d.bases {
+		b.Close()
+	}
 }
 
 // plan names the files of the fast lane, for the journal. A run that comes after us removes them by
@@ -106,12 +113,56 @@ func (d *lanes) plan() error {
 	}
 	var random [8]byte
 	rand.Read(random[:])
+	bases := d.openBases()
 	fd := journal.FirstWatcherFD
 	for _, t := range d.Targets {
-		t.Member.Pages = &journal.MemberPages{Listing: pages.NewListing(hex.EncodeToString(random[:]), d.CoresEach()), WatcherFD: fd}
-		fd += t.Member.Pages.Listing.Files()
+		listing := pages.NewListing(hex.EncodeToString(random[:]), d.CoresEach())
+		t.Member.Pages = &journal.MemberPages{Listing: listing, WatcherFD: fd}
+		if d.stage.Compare {
+			t.Compare = engine.Compare{Generation: binary.LittleEndian.Uint64(random[:]) | 1, CopyAll: d.stage.CopyAll}
+		}
+		if base := bases[t.Member.ImagePID]; base != nil && listing.Extend(t.Member.ImagePID, base.Base) == nil {
+			t.Compare.Base = base.out
+			t.Member.Base = &journal.MemberBase{Dir: d.stage.Base, PID: base.PID, Listing: base.Listing, WatcherFD: fd + listing.Files()}
+			fd += base.Listing.Files()
+		}
+		fd += listing.Files()
 	}
+	d.bases = bases
 	return nil
+}
+
+// base is what an earlier image has of a process.
+type base struct {
+	*pages.Base
+	out *image.Out
+}
+
+// openBases opens what the earlier image has, by the pids in it. What cannot be used is not.
+func (d *lanes) openBases() map[int]*base {
+	if d.stage.Base == "" || !proc.CanDropLocked() { // it may have to be left to criu
+		return nil
+	}
+	m, err := image.ReadManifest(d.stage.Base)
+	bases := make(map[int]*base)
+	for _, p := range m.Processes {
+		if err != nil || p.Out == nil || p.Pages == nil {
+			continue
+		}
+		var b *pages.Base
+		if b, err = pages.OpenBase(d.stage.Base, p.PID, p.Pages); err != nil {
+			continue
+		}
+		if !b.Covers(p.Out.Staging) {
+			b.Close()
+			continue
+		}
+		bases[p.PID] = &base{b, p.Out}
+	}
+	if err != nil {
+		d.Log.Warn("the earlier checkpoint cannot be used: all memory is copied", "image", d.stage.Base, "error", err)
+	}
+	return bases
 }
 
 // create creates the files, empty, before any process is touched: the watcher is to hold them open from
@@ -122,12 +173,21 @@ func (d *lanes) create() error {
 			continue
 		}
 		listing := t.Member.Pages.Listing
-		output, err := pages.Create(d.imageDir, listing.ID, t.Member.ImagePID, len(listing.ShardBytes))
+		shards := len(listing.ShardBytes)
+		if t.Member.Base != nil {
+			shards -= len(t.Member.Base.Listing.ShardBytes)
+		}
+		output, err := pages.Create(d.imageDir, listing.ID, t.Member.ImagePID, shards)
 		if err != nil {
 			return err
 		}
 		output.SyncAlong, output.Written = d.syncs(), d.stage.Written
-		d.all = append(d.all, &lane{Target: t, output: output})
+		l := &lane{Target: t, output: output}
+		if t.Member.Base != nil {
+			l.base = d.bases[t.Member.ImagePID].Base
+			output.UseBase(l.base)
+		}
+		d.all = append(d.all, l)
 		if d.Config.FastLane.Compress == pages.Raw {
 			output.Reserve(expectedBytes(t.Member.MemoryBytes))
 		}
@@ -158,8 +218,11 @@ func (d *lanes) outputs() []*pages.Writer {
 // files returns the files of these outputs, for the watcher to hold open.
 func (d *lanes) files() []*os.File {
 	var files []*os.File
-	for _, output := range d.outputs() {
-		files = append(files, output.Files()...)
+	for _, l := range d.open() {
+		files = append(files, l.output.Files()...)
+		if l.base != nil {
+			files = append(files, l.base.Files()...)
+		}
 	}
 	return files
 }
@@ -196,11 +259,26 @@ func (d *lanes) beginCopy(ctx context.Context, t *engine.Target) error {
 }
 
 func (d *lanes) copyOut(l *lane) error {
-	sink := watchedSink{l.output, engine.Progress{Copying: d.copying, Session: d.Session, Stall: d.stall, Doing: "copying"}}
-	if err := pages.Copy(d.copying, l.Process, l.ranges, sink, d.Config.FastLane.Compress); err != nil {
+	same, err := l.Same()
+	if err != nil {
 		return err
 	}
-	var err error
+	var reused []proc.Range
+	for _, s := range same {
+		if err := l.output.Reuse(s.Now, s.Before); err != nil {
+			return err
+		}
+		reused = append(reused, s.Now)
+	}
+	d.Session.Update(func() { l.Member.Unchanged = proc.Total(reused) })
+	ranges := l.ranges
+	if !l.Compare.CopyAll {
+		ranges = proc.Subtract(ranges, reused)
+	}
+	sink := watchedSink{l.output, engine.Progress{Copying: d.copying, Session: d.Session, Stall: d.stall, Doing: "copying"}}
+	if err := pages.Copy(d.copying, l.Process, ranges, sink, d.Config.FastLane.Compress); err != nil {
+		return err
+	}
 	if l.listing, err = l.output.Finish(); err != nil || !d.syncs() {
 		return err
 	}
@@ -212,6 +290,9 @@ func (d *lanes) copyOut(l *lane) error {
 
 // leaveToCriu leaves the memory of a process, which is still whole, to criu.
 func (l *lane) leaveToCriu() error {
+	if l.Member.Unchanged > 0 {
+		return fmt.Errorf("process %d (%s): criu would have to write its GPU memory, of which a part was left out", l.PID, l.Member.Name)
+	}
 	l.left, l.Member.Pages = true, nil
 	return errors.Join(l.output.Remove(), l.output.Close())
 }

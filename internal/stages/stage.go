@@ -35,6 +35,12 @@ type Stage struct {
 	Publish func(context.Context) error `json:"-"`
 	// PublishedDir is where the image is after Publish; empty if that is still ImageDir.
 	PublishedDir string
+	// Compare has a dump note what a later one can be compared with, and Base is an earlier image of the same job
+	// with which it is compared itself; empty if there is none. What has not changed is left out of the new image, unless CopyAll says
+	// that it is copied to see whether it really has not. Then the image is complete only together with Base.
+	Compare bool   `json:"-"`
+	Base    string `json:"-"`
+	CopyAll bool   `json:"-"`
 	// Written is told of the files of the GPU state as they grow: see [pages.Writer].
 	Written func(f *os.File, offset, size int64) `json:"-"`
 	// Hold, if it is set, keeps the processes held after criu has done its part, until somebody

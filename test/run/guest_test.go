@@ -113,3 +113,40 @@ func TestTheGuestIsLeftOut(t *testing.T) {
 		})
 	}
 }
+
+// TestOnlyWhatHasChangedIsCopied of the GPUs' memory, also in a run that was resumed, and the checkpoint has all of it.
+func TestOnlyWhatHasChangedIsCopied(t *testing.T) {
+	testenv.Parallel(t)
+	for name, test := range map[string]struct {
+		args, options []string
+		unchanged     string
+	}{
+		"in memory":              {[]string{"--mib", "16", "--ballast", "96"}, []string{"--stage", "memory"}, "96.0 MiB of GPU memory unchanged"},
+		"on disk":                {[]string{"--mib", "16", "--ballast", "96"}, []string{"--stage", "disk"}, "96.0 MiB of GPU memory unchanged"},
+		"compressed":             {[]string{"--mib", "16", "--ballast", "96"}, []string{"--compress", "zstd"}, "96.0 MiB of GPU memory unchanged"},
+		"copied all the same":    {[]string{"--mib", "16", "--ballast", "96"}, []string{"--verify-unchanged"}, "96.0 MiB of GPU memory unchanged"},
+		"two GPUs, two programs": {[]string{"--mib", "16", "--ballast", "64", "--gpus", "0,1", "--procs", "2"}, nil, "256.0 MiB of GPU memory unchanged"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			testenv.Simulated(t, func(t *testing.T) {
+				w := worldOn(t, testenv.NewHost(t, 2, "--mib-per-gpu", "400"))
+				w.command = append([]string{testenv.Artefact(t, "make workload", "build", "workload", "cudawork"), "--dir", w.work}, test.args...)
+				w.cuda = w.work
+				r := w.run(test.options...)
+				r.verified(3)
+				r.says(test.unchanged)
+				r.killsAll()
+				newest := w.newest()
+				r = w.run()
+				r.resumed(newest)
+				w.ticks(3)
+				w.checks()
+				r.verified(2)
+				r.says(test.unchanged)
+				w.ticks(3)
+				w.checks()
+				r.kill()
+			})
+		})
+	}
+}

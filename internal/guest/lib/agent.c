@@ -22,6 +22,7 @@
 #include "alloc.h"
 #include "find.h"
 #include "gate.h"
+#include "hash.h"
 #include "keep.h"
 
 enum command { PREPARE = 1, CLOSE, OPEN, OUT, IN, FINISH, OUT_KEPT, LET_GO, CONNECT, IN_KEPT };
@@ -52,6 +53,7 @@ EXPORT struct mailbox {
 	int32_t descriptor; /* of OUT_KEPT and CONNECT: the other side takes a copy of it; or -1 */
 	uint32_t kept_count;
 	uint64_t kept; /* where it says how much memory stays on each GPU */
+	struct hashing hashing;
 } cucriu_guest = {.magic = "cucriu\1", .version = VERSION, .descriptor = -1};
 
 #define NAME "cucriu-guest" /* of the threads */
@@ -180,6 +182,10 @@ static CUresult copy_slice(struct copier *c, int i, struct slice *s, size_t offs
 	const struct memory *m = staged_at(offset);
 	int device;
 
+	if (task == COPY_OUT && hash_same(&cucriu_guest.hashing, offset / slice)) {
+		__atomic_add_fetch(&cucriu_guest.moved, 1, __ATOMIC_RELAXED);
+		return CUDA_SUCCESS;
+	}
 	if (!m)
 		return CUDA_SUCCESS; /* what is left over behind the last slice of a memory */
 	device = m->wanted.location.id;
@@ -363,6 +369,8 @@ static int copy_all(int direction)
 		r = driver.cuMemHostAlloc((void **)&ring, 2 * copier_count * slice, 1 /* CU_MEMHOSTALLOC_PORTABLE */);
 	if (!r) {
 		r = have_copiers(SET_UP);
+		if (!r && direction == COPY_OUT)
+			hash_begin(&cucriu_guest.hashing, contexts, slice, staging_size / slice, ring);
 		if (!r)
 			r = have_copiers(direction);
 		have_copiers(CLEAR_UP);
@@ -460,16 +468,24 @@ static CUresult take_down(struct memory *m)
 
 static void made_progress(void) { __atomic_add_fetch(&cucriu_guest.moved, 1, __ATOMIC_RELAXED); }
 
+/* With the flags behind it. */
+static size_t staging_whole(void) { return (staging_size + staging_size / slice + STEP - 1) / STEP * STEP; }
+
+/* What is copied out of it begins anew at multiples of some size, and must begin in the same places each time. */
 static CUresult make_staging(size_t size)
 {
-	const size_t whole = size + size / slice;
+	staging_size = size;
+	const size_t whole = staging_whole();
+	char *at = mmap(NULL, whole + STEP, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
 
-	staging = mmap(NULL, whole, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-	if (staging == MAP_FAILED)
+	if (at == MAP_FAILED)
 		return CUDA_ERROR_OUT_OF_MEMORY;
+	staging = (char *)(((uintptr_t)at + STEP - 1) / STEP * STEP);
+	if (staging != at)
+		munmap(at, (size_t)(staging - at));
+	munmap(staging + whole, (size_t)(at + STEP - staging));
 	madvise(staging, whole, MADV_HUGEPAGE);
 	madvise(staging, whole, MADV_DONTFORK);
-	staging_size = size;
 	zeros = (bool *)staging + size;
 	cucriu_guest.staging = (uintptr_t)staging;
 	cucriu_guest.staging_end = (uintptr_t)staging + whole;
@@ -482,7 +498,7 @@ static void forget_staging(void)
 	cucriu_guest.state = PREPARED;
 	cucriu_guest.staging = cucriu_guest.staging_end = 0;
 	__atomic_thread_fence(__ATOMIC_SEQ_CST);
-	munmap(staging, staging_size + staging_size / slice);
+	munmap(staging, staging_whole());
 	staging = NULL;
 	staging_size = 0;
 }
@@ -545,6 +561,8 @@ static int out(bool keeping)
 			r = take_down(m);
 			made_progress();
 		}
+	if (!r)
+		hash_end(&cucriu_guest.hashing, (uintptr_t)staging);
 	parts_give(NULL);
 	return r;
 }

@@ -76,6 +76,8 @@ CALL(CUresult, cuMemcpyDtoHAsync_v2, void *to, CUdeviceptr from, size_t size, vo
 CALL(CUresult, cuMemcpyHtoDAsync_v2, CUdeviceptr to, const void *from, size_t size, void *stream)
 CALL(CUresult, cuMemsetD8Async, CUdeviceptr at, unsigned char value, size_t size, void *stream)
 CALL(CUresult, cuMemcpyDtoDAsync_v2, CUdeviceptr to, CUdeviceptr from, size_t size, void *stream)
+CALL(CUresult, cuModuleLoadData, void **module, const void *image)
+CALL(CUresult, cuModuleGetFunction, void **function, void *module, const char *name)
 CALL(CUresult, cuStreamCreate, void **out, unsigned flags)
 CALL(CUresult, cuStreamDestroy_v2, void *stream)
 CALL(CUresult, cuThreadExchangeStreamCaptureMode, int *mode)

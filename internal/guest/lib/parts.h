@@ -37,6 +37,10 @@ struct memory {
 	/* Of memory that the agent moves to the host and back: agent.c. */
 	bool moving, out;
 	size_t staged; /* where its copy is */
+	/* When it was out before: hash.c. */
+	uint64_t hashed;	/* the generation */
+	uint64_t hashed_at;	/* where it was then */
+	size_t hashed_first; /* its first slice in the table */
 	struct access access[64];
 	size_t access_count;
 	/* Of ordinary memory that another process has opened, on both sides: ipc.c. */

@@ -54,6 +54,9 @@ type Request struct {
 	Undo files.UndoFile `json:"undo"`
 	// End says that a dump ends the job once its image is complete.
 	End bool `json:"end,omitempty"`
+	// Base is the checkpoint with which a dump is compared: see [checkpoint.Options].
+	Base            string `json:"base,omitempty"`
+	VerifyUnchanged bool   `json:"verify_unchanged,omitempty"`
 	// Files says which files of the job belong to a dump.
 	Files files.Options `json:"files"`
 	// Tried are the kinds of what was tried before: see [image.Trial].

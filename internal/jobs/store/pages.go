@@ -57,7 +57,7 @@ func (p *publication) pages(m image.Manifest) (image.Manifest, error) {
 		if process.Pages == nil {
 			continue
 		}
-		listing, err := p.pagesOf(process, pool, hex.EncodeToString(random))
+		listing, err := p.pagesOf(m, process, pool, hex.EncodeToString(random))
 		if err != nil {
 			return m, fmt.Errorf("the GPU state of process %d (%s): %w", process.PID, process.Name, err)
 		}
@@ -69,13 +69,16 @@ func (p *publication) pages(m image.Manifest) (image.Manifest, error) {
 			return m, err
 		}
 	}
+	if m.Base != "" { // all of it is here now
+		m.Base, m.Version = "", image.GatedVersion
+	}
 	return m, nil
 }
 
 // pagesOf puts the pages of one process into the partial directory. Their files need no checksum in the
 // record: the index and each chunk have theirs.
-func (p *publication) pagesOf(process *image.Process, pool *pages.Pool, id string) (*pages.Listing, error) {
-	reader, err := pages.Open(p.from.Name(), process.PID, process.Pages)
+func (p *publication) pagesOf(of image.Manifest, process *image.Process, pool *pages.Pool, id string) (*pages.Listing, error) {
+	reader, err := of.OpenPagesOf(process, p.from.Name())
 	if err != nil {
 		return nil, err
 	}

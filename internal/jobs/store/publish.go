@@ -133,7 +133,7 @@ func (p *publication) fill(dir, staged string, info Info) (err error) {
 		return err
 	}
 	defer p.to.Close()
-	if p.bases, err = p.store.bases(); err != nil {
+	if p.bases, err = p.store.Bases(); err != nil {
 		return err
 	}
 	names, err := p.listStaged()
@@ -161,8 +161,8 @@ func (p *publication) fill(dir, staged string, info Info) (err error) {
 // and forth between two is found as well.
 const baseCheckpoints = 2
 
-// bases returns the checkpoints with which a new one is compared, the newest first.
-func (s *Store) bases() ([]Checkpoint, error) {
+// Bases returns the checkpoints with which a new one is compared, the newest first.
+func (s *Store) Bases() ([]Checkpoint, error) {
 	all, err := s.Checkpoints()
 	all = slices.DeleteFunc(all, func(c Checkpoint) bool { return !c.Usable() })
 	slices.Reverse(all)

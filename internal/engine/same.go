@@ -1,0 +1,65 @@
+package engine
+
+import (
+	"context"
+	"fmt"
+
+	"cucriu/internal/agent"
+	"cucriu/internal/image"
+	"cucriu/internal/pages"
+	"cucriu/internal/session"
+)
+
+// A dump that is based on an earlier image of the same job has the library compare its memory with what it was then: by a
+// hash of each slice, which the GPU makes. What is the same is neither copied to the host nor stored; it is in
+// the earlier image. The journal names that ahead, and the watcher holds it open.
+
+// compare tells the library what to find out.
+func (t *Target) compare() error {
+	c, base := t.Compare, image.Out{}
+	if t.Compare.Base != nil {
+		base = *t.Compare.Base
+	}
+	return t.agent.Compare(c.Generation, base.Generation, base.Staging, c.CopyAll)
+}
+
+// noteOut notes where the memory is now, for the image and the next one.
+func (t *Target) noteOut() error {
+	status, err := t.agent.Status()
+	if err == nil && t.Compare.Generation != 0 {
+		t.Member.Out = &image.Out{Generation: t.Compare.Generation, Staging: status.Staging}
+	}
+	return err
+}
+
+// Same returns what the library in a process has found to be the same as in the earlier image.
+func (t *Target) Same() ([]agent.Same, error) {
+	if t.agent == nil || t.Member.Out == nil || t.Member.Base == nil {
+		return nil, nil
+	}
+	return t.agent.Same()
+}
+
+// fillSame brings what was not copied to the host from the earlier image, if the files of this one were not needed.
+func (b *wayBack) fillSame(ctx context.Context, t *Target) error {
+	if t.filled {
+		return nil
+	}
+	same, err := t.Same()
+	if err != nil || len(same) == 0 {
+		return err
+	}
+	base, err := session.OpenBase(&b.Record, t.Member)
+	if err != nil {
+		return fmt.Errorf("the image that the dump is based on: %w", err)
+	}
+	defer base.Close()
+	return b.SpanOf(t.PID, "fill same", func() error {
+		for _, s := range same {
+			if err := pages.Fill(ctx, base.At(s.Now, s.Before), t.Process, coresFor(1)); err != nil {
+				return err
+			}
+		}
+		return nil
+	})
+}
