@@ -101,11 +101,11 @@ type Result struct {
 	// Needs are the options of criu that a dump has found and set.
 	Needs []preflight.Need `json:"needs,omitempty"`
 	// Trial is how the trial restore went; nil if none was asked for.
-	Trial *image.Trial  `json:"trial,omitempty"`
-	Bytes int64         `json:"image_bytes"`
+	Trial *image.Trial `json:"trial,omitempty"`
+	Bytes int64        `json:"image_bytes"`
 	// Unchanged is how much GPU memory, in bytes, was not copied, because Base has it.
-	Unchanged uint64 `json:"unchanged_bytes,omitempty"`
-	Total time.Duration `json:"total_ns"`
+	Unchanged uint64        `json:"unchanged_bytes,omitempty"`
+	Total     time.Duration `json:"total_ns"`
 	// Downtime is how long the job did not run: on a dump from the lock on, on a restore the whole
 	// time.
 	Downtime time.Duration `json:"downtime_ns"`

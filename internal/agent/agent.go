@@ -323,6 +323,13 @@ func (a *Agent) Same() ([]Same, error) {
 	return all, nil
 }
 
+// callsOfKeep are the system calls of keep.c that a program need not make itself.
+var callsOfKeep = []inject.Call{
+	{Number: unix.SYS_SOCKETPAIR, Arguments: []uint64{unix.AF_UNIX, unix.SOCK_SEQPACKET | unix.SOCK_CLOEXEC | unix.SOCK_NONBLOCK}},
+	{Number: unix.SYS_SENDMSG, Arguments: []uint64{3, 0, unix.MSG_NOSIGNAL}},
+	{Number: unix.SYS_RECVMSG, Arguments: []uint64{3, 0, unix.MSG_CMSG_CLOEXEC}},
+}
+
 // CanKeep reports whether the agent knows [OutKept], and may make the system calls that this takes: some filter of
 // the program's might kill it for one.
 func (a *Agent) CanKeep(ctx context.Context) error {
@@ -340,7 +347,7 @@ func (a *Agent) CanKeep(ctx context.Context) error {
 	tracer := inject.NewTracer()
 	err = tracer.Run(tids...)
 	if err == nil {
-		err = tracer.RequireAllowed(ctx, unix.SYS_SOCKETPAIR, unix.SYS_SENDMSG, unix.SYS_RECVMSG)
+		err = tracer.RequireAllowed(ctx, callsOfKeep...)
 	}
 	return errors.Join(err, tracer.Release(ctx))
 }

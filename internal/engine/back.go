@@ -34,12 +34,7 @@ import (
 // error the processes are left as they are.
 func BringBack(ctx context.Context, driver *cudackpt.Driver, s *session.Session, targets []*Target) error {
 	b := &wayBack{Session: s, driver: driver, all: targets, toPause: s.Paused, leaveStopped: s.LeavesStopped(), atOnce: make(chan struct{}, fillsAtOnce())}
-	defer func() {
-		_ = b.release(context.WithoutCancel(ctx)) // after an error
-		for _, t := range targets {
-			t.forgetKept()
-		}
-	}()
+	defer func() { _ = b.release(context.WithoutCancel(ctx)) }() // after an error
 	if s.Refrozen() {
 		var err error
 		if b.toPause, err = proc.FrozenOf(s.Paused); err != nil {
@@ -82,7 +77,7 @@ func (b *wayBack) restoreState(ctx context.Context) error {
 		{Name: "trace", Do: b.trace},
 		{Name: StepRestoreGPU, Do: func(context.Context) error { return b.restore(ctx) }}, // its parts have timeouts of their own
 		{Name: "release", Do: b.release},
-		{Name: "move", Do: b.moveBack},
+		{Name: "move", Do: func(context.Context) error { return b.moveBack(ctx) }}, // as well
 		{Name: "hold", Do: b.holdAgain},
 	})
 }

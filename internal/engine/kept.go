@@ -31,8 +31,12 @@ func (s *Suspension) canKeep(ctx context.Context, t *Target) bool {
 // keep gives the watcher what a library has left on the GPUs, if it has.
 func (s *Suspension) keep(ctx context.Context, t *Target) error {
 	status, err := t.agent.Status()
-	if err != nil || status.Descriptor < 0 {
+	if err != nil {
 		return err
+	}
+	if status.Descriptor < 0 {
+		s.Log.Debug("the GPUs cannot keep the memory of a process: the driver gives no descriptor, or there are too many", "pid", t.PID)
+		return nil
 	}
 	socket, err := t.ShareSocket(status.Descriptor)
 	if err == nil {
@@ -48,27 +52,17 @@ func (s *Suspension) keep(ctx context.Context, t *Target) error {
 	return t.agent.Do(ctx, agent.LetGo)
 }
 
-// takeKept takes what the watcher has kept. It is used once: whoever tries after us has the files.
+// takeKept takes what the watcher has kept. This program has it until it has been used; whoever tries after us has the files.
 func (b *wayBack) takeKept() {
-	kept, err := session.TakeKept(&b.Record)
-	if err != nil {
+	if err := b.TakeKept(); err != nil {
 		b.Env.Log.Debug("what the GPUs have kept cannot be had", "error", err)
 	}
-	for _, t := range b.cuda {
+	for _, t := range b.all {
 		if status, err := t.findAgent(); err == nil && status.State == agent.Emptied {
-			t.kept = kept[t.PID]
-			delete(kept, t.PID)
+			t.kept = b.Kept(t.PID)
+		} else {
+			b.ForgetKept(t.PID)
 		}
-	}
-	for socket := range maps.Values(kept) {
-		socket.Close()
-	}
-}
-
-func (t *Target) forgetKept() {
-	if t.kept != nil {
-		t.kept.Close()
-		t.kept = nil
 	}
 }
 
@@ -82,17 +76,18 @@ func (t *Target) lackedMemory() map[cudackpt.UUID]uint64 {
 	if err != nil {
 		return lacked
 	}
-	for gpu, bytes := range kept {
-		lacked[gpu] -= min(lacked[gpu], bytes)
+	for gpu := range lacked {
+		lacked[gpu] -= min(lacked[gpu], kept[gpu])
 	}
 	return lacked
 }
 
-// moveIn has the library in a process bring back what it has moved.
+// moveIn has the library in a process bring back what it has moved. A fill takes as long as the files take.
 func (b *wayBack) moveIn(ctx context.Context, t *Target) error {
 	if t.kept != nil {
-		err := b.SpanOf(t.PID, "move in", func() error { return b.moveInKept(ctx, t) })
-		t.forgetKept()
+		err := b.SpanOf(t.PID, "move in", func() error { return b.within(ctx, func(ctx context.Context) error { return b.moveInKept(ctx, t) }) })
+		b.ForgetKept(t.PID)
+		t.kept = nil
 		if err == nil {
 			b.nothingIsLacking(t)
 			return nil
@@ -102,14 +97,23 @@ func (b *wayBack) moveIn(ctx context.Context, t *Target) error {
 		}
 		b.Env.Log.Warn("what the GPUs have kept of a process's memory is not used", "pid", t.PID, "error", err)
 	}
+	fill := b.fillSame
 	if t.lacks == lacksMoved {
-		if err := b.fill(ctx, t); err != nil {
-			return err
-		}
-	} else if err := b.fillSame(ctx, t); err != nil {
+		fill = b.fill
+	}
+	if err := fill(ctx, t); err != nil {
 		return err
 	}
-	return b.SpanOf(t.PID, "move in", func() error { return t.obey(ctx, b.Session, agent.In) })
+	return b.SpanOf(t.PID, "move in", func() error {
+		return b.within(ctx, func(ctx context.Context) error { return t.obey(ctx, b.Session, agent.In) })
+	})
+}
+
+// within does something within restore.timeout.
+func (b *wayBack) within(ctx context.Context, do func(context.Context) error) error {
+	ctx, cancel := context.WithTimeout(ctx, b.Env.Config.Restore.Timeout)
+	defer cancel()
+	return do(ctx)
 }
 
 var errNotGiven = errors.New("the library cannot be given it")

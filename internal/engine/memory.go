@@ -358,21 +358,26 @@ func (b *wayBack) moveBack(ctx context.Context) error {
 		if err != nil || status.State != agent.Emptied && !status.Busy {
 			return err
 		}
-		helpers, err := t.helpers(ctx)
-		if err != nil {
+		err = b.within(ctx, func(ctx context.Context) error {
+			helpers, err := t.helpers(ctx)
+			if err == nil {
+				err = hold(ctx, b.Session, t, helpers...)
+			}
 			return err
-		}
-		if err := hold(ctx, b.Session, t, helpers...); err != nil && !errors.Is(err, inject.ErrFiltered) {
+		})
+		if err != nil && !errors.Is(err, inject.ErrFiltered) {
 			return err
 		}
 		return t.withHelpers(ctx, func() error {
-			if err := b.unlockTarget(ctx, t); err != nil {
-				return err
+			err := b.within(ctx, func(ctx context.Context) error {
+				if err := b.unlockTarget(ctx, t); err != nil {
+					return err
+				}
+				return b.Failpoint(ctx, string(b.Kind)+".back.moving")
+			})
+			if err == nil {
+				err = b.moveIn(ctx, t)
 			}
-			if err := b.Failpoint(ctx, string(b.Kind)+".back.moving"); err != nil {
-				return err
-			}
-			err := b.moveIn(ctx, t)
 			if failed := new(agent.ResultError); errors.As(err, &failed) && failed.Result == int32(cudackpt.ResultOutOfMemory) {
 				return fmt.Errorf("process %d (%s): the GPUs have no room for its memory any more: %w", t.PID, t.Member.Name, err)
 			}

@@ -54,9 +54,13 @@ func (b *wayBack) fillSame(ctx context.Context, t *Target) error {
 		return fmt.Errorf("the image that the dump is based on: %w", err)
 	}
 	defer base.Close()
+	ctx, stall := NewStall(ctx, b.Env.Config.Restore.Timeout)
+	defer stall.End(context.Canceled)
+	stall.Begin()
 	return b.SpanOf(t.PID, "fill same", func() error {
 		for _, s := range same {
-			if err := pages.Fill(ctx, base.At(s.Now, s.Before), t.Process, coresFor(1)); err != nil {
+			source := watchedSource{base.At(s.Now, s.Before), Progress{ctx, b.Session, stall, "filling-same"}}
+			if err := pages.Fill(ctx, source, t.Process, coresFor(1)); err != nil {
 				return err
 			}
 		}

@@ -33,9 +33,15 @@ func (l *loan) requireWaitAllowed(seccomp bool) error {
 	return nil
 }
 
+// Call is a system call with its arguments.
+type Call struct {
+	Number    int
+	Arguments []uint64
+}
+
 // RequireAllowed fails with [ErrFiltered] unless the threads that the tracer lets run may make each of some system
-// calls, with whatever arguments. It stops them: only Release can follow.
-func (t *Tracer) RequireAllowed(ctx context.Context, calls ...int) error {
+// calls. It stops them: only Release can follow.
+func (t *Tracer) RequireAllowed(ctx context.Context, calls ...Call) error {
 	return t.loan.do(func() error {
 		if err := t.loan.hold(ctx); err != nil {
 			return err
@@ -43,10 +49,12 @@ func (t *Tracer) RequireAllowed(ctx context.Context, calls ...int) error {
 		for _, thread := range t.loan.threads {
 			for _, call := range calls {
 				var regs registers
-				regs.setCall(0, uint64(call))
-				regs.setArgument(0, unix.AF_UNIX) // the most likely to be allowed
+				regs.setCall(0, uint64(call.Number))
+				for i, value := range call.Arguments {
+					regs.setArgument(i, value)
+				}
 				if _, err := requireAllowed(thread.TID, regs.seccompData()); err != nil {
-					return fmt.Errorf("thread %d, system call %d: %w", thread.TID, call, err)
+					return fmt.Errorf("thread %d, system call %d: %w", thread.TID, call.Number, err)
 				}
 			}
 		}

@@ -26,8 +26,8 @@ type Writer struct {
 	// Written, if it is set, is called for every part of a file that is complete, in the order of the
 	// file: by several goroutines, one for each file, while the process is stopped.
 	Written func(f *os.File, offset, size int64)
-	base   *Base
-	reused []record // chunks of the base
+	base    *Base
+	reused  []record // chunks of the base
 	// reserved says that the shards have more room than is written.
 	reserved bool
 }

@@ -8,7 +8,6 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"cucriu/internal/journal"
 	"cucriu/internal/proc"
 )
 
@@ -34,42 +33,56 @@ func (s *Session) Keep(pid int, socket *os.File) error {
 	return SendSocket(s.keeper, binary.LittleEndian.AppendUint32(nil, uint32(pid)), socket)
 }
 
-// CloseKeeper closes this program's end.
+// CloseKeeper closes what this program has of it.
 func (s *Session) CloseKeeper() {
 	if s.keeper != nil {
 		s.keeper.Close()
 		s.keeper = nil
 	}
+	for pid := range s.kept {
+		s.ForgetKept(pid)
+	}
 }
 
-// TakeKept takes the sockets away from the watcher, by the pids of their processes.
-func TakeKept(r *journal.Record) (map[int]*os.File, error) {
-	if r.KeeperFD == 0 || r.Watcher == nil {
-		return nil, nil
+// TakeKept takes the sockets away from the watcher. This program has them then, until it is asked to forget them.
+func (s *Session) TakeKept() error {
+	if s.KeeperFD == 0 || s.Watcher == nil {
+		return nil
 	}
-	watcher, err := proc.Reopen(*r.Watcher)
+	watcher, err := proc.Reopen(*s.Watcher)
 	if errors.Is(err, proc.ErrGone) {
-		return nil, nil
+		return nil
 	}
 	if err != nil {
-		return nil, err
+		return err
 	}
 	defer watcher.Close()
-	keeper, err := watcher.ShareSocket(r.KeeperFD)
+	keeper, err := watcher.ShareSocket(s.KeeperFD)
 	if err != nil {
-		return nil, err
+		return err
 	}
 	defer keeper.Close()
-	kept := make(map[int]*os.File)
 	for {
 		pid, socket, err := receiveSocket(keeper)
 		if err != nil || socket == nil {
-			return kept, err
+			return err
 		}
-		if old := kept[pid]; old != nil {
-			old.Close()
+		s.ForgetKept(pid)
+		if s.kept == nil {
+			s.kept = make(map[int]*os.File)
 		}
-		kept[pid] = socket
+		s.kept[pid] = socket
+	}
+}
+
+// Kept returns the socket of a process that this program has; nil if it has none.
+func (s *Session) Kept(pid int) *os.File { return s.kept[pid] }
+
+// ForgetKept closes the socket of a process.
+func (s *Session) ForgetKept(pid int) {
+	if socket := s.kept[pid]; socket != nil {
+		socket.Close()
+		delete(s.kept, pid)
 	}
 }
 
@@ -96,12 +109,12 @@ func receiveSocket(from *os.File) (pid int, socket *os.File, err error) {
 	if err != nil {
 		return 0, nil, fmt.Errorf("recvmsg: %w", err)
 	}
+	var fds []int
 	messages, err := unix.ParseSocketControlMessage(rights[:nRights])
-	if err != nil || len(messages) != 1 || n != len(message) {
-		return 0, nil, errors.Join(errors.New("an unexpected message in the keeper"), err)
+	if err == nil && len(messages) == 1 {
+		fds, err = unix.ParseUnixRights(&messages[0])
 	}
-	fds, err := unix.ParseUnixRights(&messages[0])
-	if err != nil || len(fds) != 1 {
+	if err != nil || len(fds) != 1 || n != len(message) { // only this program's own writes there
 		return 0, nil, errors.Join(errors.New("an unexpected message in the keeper"), err)
 	}
 	return int(binary.LittleEndian.Uint32(message)), os.NewFile(uintptr(fds[0]), "kept"), nil

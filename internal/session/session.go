@@ -19,7 +19,8 @@ import (
 type Session struct {
 	*journal.Session
 	Env    *Env
-	keeper *os.File // nil: the watcher keeps nothing
+	keeper *os.File         // nil: the watcher keeps nothing
+	kept   map[int]*os.File // what this program has taken from the watcher
 }
 
 // These name who spends the time of a phase, beside the stages of criu.

@@ -47,7 +47,7 @@ import (
 type lane struct {
 	*engine.Target
 	output  *pages.Writer
-	base    *pages.Base // what an earlier image has of it; nil if there is none
+	base    *pages.Base   // what an earlier image has of it; nil if there is none
 	ranges  []proc.Range  // the staging memory
 	copied  chan struct{} // closed when the copy is over; nil before it begins
 	listing pages.Listing

@@ -216,6 +216,7 @@ func Finish(ctx context.Context, env *session.Env, kind journal.Kind, criu proc.
 		return nil, nil
 	}
 	defer s.Unlock()
+	defer s.CloseKeeper()
 	if err := conclude(ctx, s); err != nil {
 		s.NoteStuck(err)
 		return s.Session, fmt.Errorf("%w, its watcher keeps trying (cucriu status shows it): %w", session.ErrNotBack, err)

@@ -48,11 +48,11 @@ func TestTheGPUsKeepTheMemory(t *testing.T) {
 		room string // MiB of the GPU
 		args []string
 	}{
-		"cuMemAlloc":            {"400", nil},
-		"handles":               {"400", []string{"--memory", "vmm"}},
-		"many parts":            {"800", []string{"--ballast", "600"}},
-		"several allocations":   {"400", []string{"--ballast", "48", "--ballast-pieces", "3"}},
-		"both GPUs":             {"400", []string{"--gpus", "0,1", "--peer", "both"}},
+		"cuMemAlloc":          {"400", nil},
+		"handles":             {"400", []string{"--memory", "vmm"}},
+		"many parts":          {"800", []string{"--ballast", "600"}},
+		"several allocations": {"400", []string{"--ballast", "48", "--ballast-pieces", "3"}},
+		"both GPUs":           {"400", []string{"--gpus", "0,1", "--peer", "both"}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			testenv.Simulated(t, func(t *testing.T) {

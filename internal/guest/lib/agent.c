@@ -466,7 +466,7 @@ static CUresult take_down(struct memory *m)
 	return CUDA_SUCCESS;
 }
 
-static void made_progress(void) { __atomic_add_fetch(&cucriu_guest.moved, 1, __ATOMIC_RELAXED); }
+void agent_progress(void) { __atomic_add_fetch(&cucriu_guest.moved, 1, __ATOMIC_RELAXED); }
 
 /* With the flags behind it. */
 static size_t staging_whole(void) { return (staging_size + staging_size / slice + STEP - 1) / STEP * STEP; }
@@ -512,7 +512,8 @@ static CUresult rehearse(struct memory *m)
 
 	if (r)
 		return r;
-	if (!(r = driver.cuMemCreate(&part, STEP, &m->wanted, 0))) {
+	const struct properties its = memory_properties(m);
+	if (!(r = driver.cuMemCreate(&part, STEP, &its, 0))) {
 		if (!(r = driver.cuMemMap(at, STEP, 0, part, 0))) {
 			r = driver.cuMemSetAccess(at, STEP, m->access, m->access_count);
 			driver.cuMemUnmap(at, STEP);
@@ -536,7 +537,7 @@ static int out(bool keeping)
 	find_contexts();
 	slice = memory_total() < (4ull << 30) ? 1ull << 20 : 4ull << 20;
 	for (m = memory_first(); m; m = m->next) {
-		made_progress();
+		agent_progress();
 		if (!(m->moving = can_be_moved(m)))
 			continue;
 		m->staged = size;
@@ -548,7 +549,7 @@ static int out(bool keeping)
 		if (m->moving && !(rehearsed & 1ull << m->wanted.location.id)) {
 			rehearsed |= 1ull << m->wanted.location.id;
 			r = rehearse(m);
-			made_progress();
+			agent_progress();
 		}
 	if (!r && !(r = make_staging(size)) && (r = copy_all(COPY_OUT)))
 		forget_staging();
@@ -559,7 +560,7 @@ static int out(bool keeping)
 	for (m = memory_first(); m && !r; m = m->next)
 		if (m->moving) {
 			r = take_down(m);
-			made_progress();
+			agent_progress();
 		}
 	if (!r)
 		hash_end(&cucriu_guest.hashing, (uintptr_t)staging);
@@ -585,7 +586,7 @@ static int in(void)
 		if (m->out) {
 			r = put_up(m);
 			m->out = r != CUDA_SUCCESS;
-			made_progress();
+			agent_progress();
 		}
 	if (!r)
 		r = copy_all(COPY_IN);
@@ -611,7 +612,7 @@ static int in_kept(void)
 		if (m->out) {
 			r = kept_put_up(m, contexts[m->wanted.location.id]);
 			m->out = r != CUDA_SUCCESS;
-			made_progress();
+			agent_progress();
 		}
 	let_go();
 	if (!r)

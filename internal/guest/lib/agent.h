@@ -8,5 +8,8 @@ void agent_start(void);
 /* In a forked child there is no agent. */
 void agent_in_a_child(void);
 
+/* The command that is under way gets on. */
+void agent_progress(void);
+
 /* Starts a thread that takes no signals, and that nobody waits for. */
 bool start_a_thread(void *(*routine)(void *), void *argument);

@@ -11,6 +11,7 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
+#include "agent.h"
 #include "keep.h"
 
 #define BATCH 64 /* descriptors in a message; as many are open at once */
@@ -75,7 +76,7 @@ static void receive_descriptors(void)
 	struct msghdr message = {.msg_iov = &data, .msg_iovlen = 1, .msg_control = &control, .msg_controllen = sizeof control};
 
 	received_count = received_used = 0;
-	if (recvmsg(ours, &message, MSG_CMSG_CLOEXEC) != 1 || message.msg_controllen < CMSG_LEN(0) || control.header.cmsg_type != SCM_RIGHTS)
+	if (recvmsg(ours, &message, MSG_CMSG_CLOEXEC) != 1 || message.msg_flags & MSG_CTRUNC || message.msg_controllen < CMSG_LEN(0) || control.header.cmsg_type != SCM_RIGHTS)
 		return;
 	received_count = (control.header.cmsg_len - CMSG_LEN(0)) / sizeof *received;
 	memcpy(received, CMSG_DATA(&control.header), received_count * sizeof *received);
@@ -99,19 +100,27 @@ CUresult kept_take(void)
 	return socket < 0 ? CUDA_ERROR_INVALID_VALUE : CUDA_SUCCESS;
 }
 
-static bool keep_parts(const struct memory *m)
+/* Descriptors on their way into the socket. */
+struct batch {
+	int list[BATCH];
+	size_t count;
+};
+
+static bool flush(struct batch *b)
 {
-	for (size_t i = 0; i < m->count;) {
-		int list[BATCH];
-		size_t n = 0;
-		while (n < BATCH && i < m->count && !driver.cuMemExportToShareableHandle(&list[n], m->parts[i], CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR, 0)) {
-			n++;
-			i++;
-		}
-		const bool all = n == BATCH || i == m->count, sent = all && send_descriptors(list, n);
-		while (n)
-			close(list[--n]);
-		if (!sent)
+	const bool sent = !b->count || send_descriptors(b->list, b->count);
+
+	while (b->count)
+		close(b->list[--b->count]);
+	return sent;
+}
+
+static bool keep_parts(const struct memory *m, struct batch *b)
+{
+	for (size_t i = 0; i < m->count; i++) {
+		if (driver.cuMemExportToShareableHandle(&b->list[b->count], m->parts[i], CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR, 0))
+			return false;
+		if (++b->count == BATCH && !flush(b))
 			return false;
 	}
 	return true;
@@ -119,6 +128,7 @@ static bool keep_parts(const struct memory *m)
 
 int keep(void)
 {
+	struct batch batch = {.count = 0};
 	bool all = make_sockets();
 
 	memset(kept, 0, sizeof kept);
@@ -127,8 +137,9 @@ int keep(void)
 			continue;
 		struct kept *k = &kept[m->wanted.location.id];
 		k->bytes += m->size;
-		all = !driver.cuDeviceGetUuid_v2(k->gpu, m->wanted.location.id) && keep_parts(m);
+		all = !driver.cuDeviceGetUuid_v2(k->gpu, m->wanted.location.id) && keep_parts(m, &batch);
 	}
+	all = flush(&batch) && all;
 	hang_up(&ours);
 	if (!all)
 		hang_up(&theirs);
@@ -205,9 +216,13 @@ static CUresult wait_for(CUresult begun, void *stream) { return begun ? begun : 
 static CUresult replace_by_way_of_the_host(struct memory *m, size_t i, const struct place *old)
 {
 	void *host = mmap(NULL, old->size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+
+	if (host != MAP_FAILED)
+		madvise(host, old->size, MADV_HUGEPAGE);
 	CUresult r = host == MAP_FAILED ? CUDA_ERROR_OUT_OF_MEMORY : wait_for(driver.cuMemcpyDtoHAsync_v2(host, old->spare, old->size, old->stream), old->stream);
 
 	give_back(old);
+	agent_progress();
 	if (!r && !(r = make(m, i)) &&
 	    (r = wait_for(driver.cuMemcpyHtoDAsync_v2(m->mappings->at + i * m->part_size, host, old->size, old->stream), old->stream)))
 		unmake(m, i, NULL);
@@ -239,8 +254,8 @@ CUresult kept_put_up(struct memory *m, CUcontext context)
 
 	if (!r && !(r = driver.cuMemAddressReserve(&old.spare, memory_length(m, 0), 0, 0, 0))) {
 		if (!(r = driver.cuStreamCreate(&old.stream, 1 /* CU_STREAM_NON_BLOCKING */))) {
-			while (made < m->count && !(r = replace(m, made, &old)))
-				made++;
+			for (; made < m->count && !(r = replace(m, made, &old)); made++)
+				agent_progress();
 			driver.cuStreamDestroy_v2(old.stream);
 		}
 		driver.cuMemAddressFree(old.spare, memory_length(m, 0));

@@ -133,12 +133,19 @@ bool memory_is_ours(size_t size, CUdevice device)
 /* A descriptor can be had of each part (keep.c), which the program does not see if it has not asked for it. */
 static bool hides_type(const struct memory *m) { return !m->wanted.handle_types; }
 
-CUresult memory_make_part(struct memory *m, size_t part)
+struct properties memory_properties(const struct memory *m)
 {
 	struct properties its = m->wanted;
 
 	if (hides_type(m))
 		its.handle_types = CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR;
+	return its;
+}
+
+CUresult memory_make_part(struct memory *m, size_t part)
+{
+	const struct properties its = memory_properties(m);
+
 	return driver.cuMemCreate(&m->parts[part], memory_length(m, part), &its, 0);
 }
 

@@ -70,6 +70,8 @@ bool memory_is_ours(size_t size, CUdevice device);
 struct memory *memory_new(size_t size, const struct properties *wanted);
 /* A record with its parts. */
 CUresult memory_create(struct memory **out, size_t size, const struct properties *wanted);
+/* Those of its parts. */
+struct properties memory_properties(const struct memory *m);
 CUresult memory_make_part(struct memory *m, size_t part);
 /* Gives back a record, which is in no list, and its parts. */
 void memory_release(struct memory *m);

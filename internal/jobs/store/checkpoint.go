@@ -26,8 +26,8 @@ type Clocks struct {
 // Info is what the supervisor knows of a checkpoint.
 type Info struct {
 	CreatedAt time.Time      `json:"created_at"`
-	Pause     time.Duration  `json:"pause_ns"`    // for which the job was stopped
-	Duration  time.Duration  `json:"duration_ns"` // of the whole dump
+	Pause     time.Duration  `json:"pause_ns"`                  // for which the job was stopped
+	Duration  time.Duration  `json:"duration_ns"`               // of the whole dump
 	Unchanged uint64         `json:"unchanged_bytes,omitempty"` // GPU memory that was not copied again
 	Reason    string         `json:"reason,omitempty"`
 	Command   string         `json:"command"` // its name
