@@ -34,7 +34,7 @@ func (t *Target) noteOut() error {
 
 // Same returns what the library in a process has found to be the same as in the earlier image.
 func (t *Target) Same() ([]agent.Same, error) {
-	if t.agent == nil || t.Member.Out == nil || t.Member.Base == nil {
+	if t.agent == nil || t.Member.Base == nil {
 		return nil, nil
 	}
 	return t.agent.Same()

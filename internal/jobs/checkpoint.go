@@ -180,6 +180,12 @@ func (s *checkpointer) checkpointBy(ctx context.Context, base, reason string, en
 		// what the job must be restored from.
 		_, readErr := inside.ReadStaged(made)
 		keep = a.NotBack || end && readErr == nil
+		if answered := new(insideError); !errors.As(err, &answered) && ctx.Err() == nil {
+			// Whoever was to bring the job back may have been killed with it. Its memory may be in the image alone.
+			if _, backErr := s.ask(ctx, inside.Request{Op: inside.Recover, Root: of.Root, Sandbox: s.sandbox.Dir}); backErr != nil {
+				keep, err = true, errors.Join(err, backErr)
+			}
+		}
 		return store.Checkpoint{}, err
 	}
 	keep, dumped = end, true // if the job has ended, this is all that there is of its last interval

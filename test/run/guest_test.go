@@ -150,3 +150,43 @@ func TestOnlyWhatHasChangedIsCopied(t *testing.T) {
 		})
 	}
 }
+
+// TestWhatWasNotCopiedComesBack when somebody is killed: from the GPUs, or from the checkpoint that has it.
+func TestWhatWasNotCopiedComesBack(t *testing.T) {
+	testenv.Parallel(t)
+	for _, point := range []string{
+		"dump.kept=kill", "dump.moved=kill", "dump.moved=kill-watcher+kill", "dump.checkpoint=error", "dump.copying=error", "dump.noted=kill-watcher+kill",
+		"dump.dumping=kill-watcher+kill", "dump.back.kept=kill", "dump.back.kept=error", "dump.moved=kill-watcher+kill,dump.filling-same=kill",
+	} {
+		t.Run(point, func(t *testing.T) {
+			testenv.Simulated(t, func(t *testing.T) {
+				host := testenv.NewHost(t, 1, "--mib-per-gpu", "200")
+				w := worldOn(t, host)
+				w.command = []string{testenv.Artefact(t, "make workload", "build", "workload", "cudawork"), "--dir", w.work, "--mib", "16", "--ballast", "96"}
+				w.cuda = w.work
+				r := w.run()
+				r.verified(1)
+				r.killsAll()
+				newest := w.newest()
+				marks := t.TempDir()
+				host.Setenv("CUCRIU_FAILPOINT_MARKS", marks)
+				host.UseFailpoint(point)
+				r = w.run()
+				r.resumed(newest)
+				first, _, _ := strings.Cut(point, "=")
+				r.awaits("the failpoint is reached", func() bool { return testenv.Exists(filepath.Join(marks, first)) })
+				w.ticks(3)
+				w.checks()
+				r.verified(1)
+				r.killsAll()
+				newest = w.newest()
+				host.UseFailpoint("")
+				r = w.run()
+				r.resumed(newest)
+				w.ticks(3)
+				w.checks()
+				r.kill()
+			})
+		})
+	}
+}
