@@ -35,6 +35,20 @@ func TestASeccompFilterDoesNotJudgeWhatBorrowedThreadsCall(t *testing.T) {
 	p.goesOn(t)
 }
 
+// TestWhatAFilterAllowsIsAsked, of a thread that is to make the call by itself, which is judged by its arguments.
+func TestWhatAFilterAllowsIsAsked(t *testing.T) {
+	p := startTarget(t, "filtered", len(jobs))
+	for advice, allowed := range map[uint64]bool{unix.MADV_NORMAL: true, unix.MADV_POPULATE_WRITE: false} {
+		tracer := NewTracer()
+		must(t, tracer.Run(p.tids()...))
+		err := tracer.RequireAllowed(t.Context(), Call{unix.SYS_MADVISE, []uint64{0, 0, advice}})
+		if allowed != (err == nil) || !allowed && !errors.Is(err, ErrFiltered) {
+			t.Errorf("madvise with %d: %v", advice, err)
+		}
+		must(t, tracer.Release(t.Context()))
+	}
+}
+
 // TestAProcessWhoseFilterForbidsTheWaitIsNotParked, and is not harmed.
 func TestAProcessWhoseFilterForbidsTheWaitIsNotParked(t *testing.T) {
 	p := startTarget(t, "filtered wait", len(jobs))

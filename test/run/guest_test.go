@@ -121,11 +121,11 @@ func TestOnlyWhatHasChangedIsCopied(t *testing.T) {
 		args, options []string
 		unchanged     string
 	}{
-		"in memory":              {[]string{"--mib", "16", "--ballast", "96"}, []string{"--stage", "memory"}, "96.0 MiB of GPU memory unchanged"},
-		"on disk":                {[]string{"--mib", "16", "--ballast", "96"}, []string{"--stage", "disk"}, "96.0 MiB of GPU memory unchanged"},
-		"compressed":             {[]string{"--mib", "16", "--ballast", "96"}, []string{"--compress", "zstd"}, "96.0 MiB of GPU memory unchanged"},
-		"copied all the same":    {[]string{"--mib", "16", "--ballast", "96"}, []string{"--verify-unchanged"}, "96.0 MiB of GPU memory unchanged"},
-		"two GPUs, two programs": {[]string{"--mib", "16", "--ballast", "64", "--gpus", "0,1", "--procs", "2"}, nil, "128.0 MiB of GPU memory unchanged"},
+		"in memory":           {[]string{"--mib", "16", "--ballast", "96"}, []string{"--stage", "memory"}, "96.0 MiB of GPU memory unchanged"},
+		"on disk":             {[]string{"--mib", "16", "--ballast", "96"}, []string{"--stage", "disk"}, "96.0 MiB of GPU memory unchanged"},
+		"compressed":          {[]string{"--mib", "16", "--ballast", "96"}, []string{"--compress", "zstd"}, "96.0 MiB of GPU memory unchanged"},
+		"copied all the same": {[]string{"--mib", "16", "--ballast", "96"}, []string{"--verify-unchanged"}, "96.0 MiB of GPU memory unchanged"},
+		"two GPUs":            {[]string{"--mib", "16", "--ballast", "64", "--gpus", "0,1"}, nil, "128.0 MiB of GPU memory unchanged"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			testenv.Simulated(t, func(t *testing.T) {
