@@ -32,7 +32,7 @@ type Command uint32
 
 // The commands.
 const (
-	Prepare Command = iota + 1 // start threads, and take what they need
+	Prepare Command = iota + 1 // start threads, and take what they need; nothing if they are there
 	Close                      // hold calls to the driver back, before they begin
 	Open                       // let them begin
 	Out                        // copy the memory of the GPUs to the host, and free it
@@ -292,35 +292,34 @@ type Same struct {
 	Before uint64 // where it was then
 }
 
-// Same returns what has not changed, in the order of the addresses.
-func (a *Agent) Same() ([]Same, error) {
+// Same returns what has not changed, in the order of the addresses, and whether it was copied all the same.
+func (a *Agent) Same() (same []Same, copied bool, err error) {
 	box, err := a.read()
 	slice := box.Hashing.Slice
 	if err != nil || box.Version < 3 || box.Hashing.Same == 0 || slice == 0 || box.Staging.Start >= box.Staging.End {
-		return nil, err
+		return nil, false, err
 	}
 	const mostSlices = 1 << 24
 	places := make([]uint64, min(box.Staging.Size()/slice, mostSlices))
 	data := make([]byte, binary.Size(places))
 	if err := a.process.ReadMemory(data, box.Hashing.Same); err != nil {
-		return nil, err
+		return nil, false, err
 	}
 	if _, err := binary.Decode(data, binary.LittleEndian, places); err != nil {
-		return nil, err
+		return nil, false, err
 	}
-	var all []Same
 	for i, before := range places {
 		now := proc.Range{Start: box.Staging.Start + uint64(i)*slice, End: box.Staging.Start + uint64(i+1)*slice}
 		if before == 0 {
 			continue
 		}
-		if last := len(all) - 1; last >= 0 && all[last].Now.End == now.Start && all[last].Before+all[last].Now.Size() == before {
-			all[last].Now.End = now.End
+		if last := len(same) - 1; last >= 0 && same[last].Now.End == now.Start && same[last].Before+same[last].Now.Size() == before {
+			same[last].Now.End = now.End
 			continue
 		}
-		all = append(all, Same{now, before})
+		same = append(same, Same{now, before})
 	}
-	return all, nil
+	return same, box.Hashing.CopiesAll != 0, nil
 }
 
 // callsOfKeep are the system calls of keep.c that a program need not make itself.

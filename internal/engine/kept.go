@@ -84,6 +84,17 @@ func (t *Target) lackedMemory() map[cudackpt.UUID]uint64 {
 
 // moveIn has the library in a process bring back what it has moved. A fill takes as long as the files take.
 func (b *wayBack) moveIn(ctx context.Context, t *Target) error {
+	// Somebody who was killed may have told it to. Nothing may be filled in meanwhile.
+	err := b.within(ctx, func(ctx context.Context) error { return t.obey(ctx, b.Session, agent.Prepare) })
+	if err != nil && !agent.Answered(err) {
+		return err
+	}
+	if status, err := t.agent.Status(); err != nil {
+		return err
+	} else if status.State != agent.Emptied {
+		b.nothingIsLacking(t)
+		return nil
+	}
 	if t.kept != nil {
 		err := b.SpanOf(t.PID, "move in", func() error { return b.within(ctx, func(ctx context.Context) error { return b.moveInKept(ctx, t) }) })
 		b.ForgetKept(t.PID)

@@ -32,10 +32,11 @@ func (t *Target) noteOut() error {
 	return err
 }
 
-// Same returns what the library in a process has found to be the same as in the earlier image.
-func (t *Target) Same() ([]agent.Same, error) {
+// Same returns what the library in a process has found to be the same as in the earlier image, and whether it has
+// copied that all the same.
+func (t *Target) Same() (same []agent.Same, copied bool, err error) {
 	if t.agent == nil || t.Member.Base == nil {
-		return nil, nil
+		return nil, false, nil
 	}
 	return t.agent.Same()
 }
@@ -45,8 +46,8 @@ func (b *wayBack) fillSame(ctx context.Context, t *Target) error {
 	if t.filled {
 		return nil
 	}
-	same, err := t.Same()
-	if err != nil || len(same) == 0 {
+	same, copied, err := t.Same()
+	if err != nil || copied || len(same) == 0 {
 		return err
 	}
 	base, err := session.OpenBase(&b.Record, t.Member)

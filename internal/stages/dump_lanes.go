@@ -259,7 +259,7 @@ func (d *lanes) beginCopy(ctx context.Context, t *engine.Target) error {
 }
 
 func (d *lanes) copyOut(l *lane) error {
-	same, err := l.Same()
+	same, copied, err := l.Same()
 	if err != nil {
 		return err
 	}
@@ -272,7 +272,7 @@ func (d *lanes) copyOut(l *lane) error {
 	}
 	d.Session.Update(func() { l.Member.Unchanged = proc.Total(reused) })
 	ranges := l.ranges
-	if !l.Compare.CopyAll {
+	if !copied {
 		ranges = proc.Subtract(ranges, reused)
 	}
 	sink := watchedSink{l.output, engine.Progress{Copying: d.copying, Session: d.Session, Stall: d.stall, Doing: "copying"}}
