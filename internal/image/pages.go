@@ -45,6 +45,19 @@ func (m Manifest) OpenPagesOf(p *Process, dir string) (*pages.Reader, error) {
 	return pages.Open(dir, p.PID, p.Pages, m.Base)
 }
 
+// Complete is for a manifest that now lies where all of its pages are.
+func (m *Manifest) Complete() {
+	if m.Base != "" {
+		m.Base, m.Version = "", GatedVersion // the version before
+	}
+}
+
+// IsBased reports whether the image in a directory is complete only together with another one.
+func IsBased(dir string) bool {
+	m, err := ReadManifest(dir)
+	return err == nil && m.Base != ""
+}
+
 // ClosePages closes what [Manifest.OpenPages] opened.
 func ClosePages(readers []*pages.Reader) {
 	for _, r := range readers {

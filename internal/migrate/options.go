@@ -118,6 +118,8 @@ type Result struct {
 	// Bytes is what was sent while the job was paused, Ahead what was sent before.
 	Bytes int64 `json:"bytes"`
 	Ahead int64 `json:"ahead_bytes"`
+	// Unchanged is how much GPU memory had not changed since it was sent ahead, and was not copied again.
+	Unchanged uint64 `json:"unchanged_bytes,omitempty"`
 	// Link is what of both went over the link: zeros are left out, and the rest may be compressed.
 	Link int64 `json:"link_bytes"`
 }

@@ -18,6 +18,7 @@ import (
 	"cucriu/hooks/checkpoint"
 	"cucriu/hooks/preflight"
 	"cucriu/internal/criuimage"
+	"cucriu/internal/image"
 	"cucriu/internal/journal"
 	"cucriu/internal/migrate/commit"
 	"cucriu/internal/migrate/delta"
@@ -161,7 +162,7 @@ func (s *treeSource) move(ctx context.Context) error {
 		written = nil // only what has changed is sent
 	}
 	err = s.remote.whileConnected(ctx, 0, func(ctx context.Context) error {
-		return data.whileSending(ctx, func(ctx context.Context) error { return s.dump(ctx, s.stage.round(last), written) })
+		return data.whileSending(ctx, func(ctx context.Context) error { return s.dump(ctx, last, written) })
 	})
 	if err != nil {
 		return err
@@ -244,7 +245,7 @@ func (s *treeSource) compare(ctx context.Context, last int) (d *delta.Delta, err
 		d, err = delta.Compare(ctx, dir, s.record.ID, s.stage.round(1), s.stage.round(last), s.result.Report.Destination.LargestArea)
 		return cmp.Or(context.Cause(ctx), err)
 	})
-	if errors.Is(err, unix.ENOSPC) || errors.Is(err, unix.EDQUOT) {
+	if whole := !image.IsBased(s.stage.round(last)); whole && (errors.Is(err, unix.ENOSPC) || errors.Is(err, unix.EDQUOT)) {
 		s.hook.Log.Warn("there is no room to record what has changed, so the whole image is sent", "error", err)
 		return new(delta.Delta), os.RemoveAll(dir)
 	}
@@ -276,8 +277,8 @@ func (s *treeSource) restoreThere(ctx context.Context, dir string, d *delta.Delt
 // criuLogLevel is warnings and errors.
 const criuLogLevel = 2
 
-// dump dumps the job into dir and holds it. It tells written of the GPU state.
-func (s *treeSource) dump(ctx context.Context, dir string, written func(*os.File, int64, int64)) error {
+// dump dumps the job for its last round and holds it. It tells written of the GPU state.
+func (s *treeSource) dump(ctx context.Context, last int, written func(*os.File, int64, int64)) error {
 	self, err := proc.IdentOf(os.Getpid())
 	if err != nil {
 		return err
@@ -285,6 +286,9 @@ func (s *treeSource) dump(ctx context.Context, dir string, written func(*os.File
 	options := s.dumpOptions()
 	options.Hold = &journal.Hold{ID: s.record.ID, Peer: s.options.Host, Holder: self, IfAbandoned: journal.RunHere, KeepsConnections: s.options.TCP == prepare.TCPKeep}
 	options.Written = written
+	if last > 1 {
+		options.Base = s.stage.round(1)
+	}
 	options.AtStandstill = func(ctx context.Context, dir string) error {
 		if err := s.later(ctx); err != nil {
 			return err
@@ -297,7 +301,8 @@ func (s *treeSource) dump(ctx context.Context, dir string, written func(*os.File
 		}
 	})
 	return s.phase("dump", func() error {
-		_, err := checkpoint.Dump(ctx, hook, dir, options)
+		result, err := checkpoint.Dump(ctx, hook, s.stage.round(last), options)
+		s.result.Unchanged = result.Unchanged
 		return err
 	})
 }
@@ -305,7 +310,7 @@ func (s *treeSource) dump(ctx context.Context, dir string, written func(*os.File
 // dumpRunning dumps the job into dir, and lets it run on.
 func (s *treeSource) dumpRunning(ctx context.Context, dir string) error {
 	options := s.dumpOptions()
-	options.RPC.LeaveRunning = proto.Bool(true)
+	options.RPC.LeaveRunning, options.Compare = proto.Bool(true), true
 	return s.phase("dump ahead", func() error {
 		result, err := checkpoint.Dump(ctx, s.noting(func() {}), dir, options)
 		s.limit.end()

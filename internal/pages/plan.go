@@ -17,6 +17,8 @@ type Plan struct {
 	// cold says of each chunk that it is probably in the pool, whether it is used from there or
 	// not. It may well be the same in the next dump, too.
 	cold []bool
+	// certain says of each chunk that it lies in the pool itself, where it is used: nothing has to be compared.
+	certain []bool
 	// twins are, of each chunk that is to be written, the first such chunk that is probably the
 	// same. Often that is the chunk itself.
 	twins []int32
@@ -56,6 +58,7 @@ func NewPlan(from *Reader, pool *Pool) *Plan {
 			}
 		}
 		if !changed {
+			p.identify()
 			p.pair()
 			return p
 		}
@@ -124,6 +127,27 @@ func (p *Plan) Bytes() (all, shared int64) {
 		}
 	}
 	return all, shared
+}
+
+// identify finds the chunks that lie in the pool themselves: those of a [Base].
+func (p *Plan) identify() {
+	p.certain = make([]bool, len(p.places))
+	numbers := make(map[uint32]uint32) // in the pool, of a shard of the process
+	for i, f := range p.from.files[1:] {
+		if info, err := f.Stat(); err == nil {
+			if number, known := p.pool.known[Identify(info)]; known {
+				numbers[uint32(i)] = number
+			}
+		}
+	}
+	for i, at := range p.places {
+		if at == none {
+			continue
+		}
+		r, place := p.from.index.at(i), p.pool.places[at]
+		number, known := numbers[r.shard]
+		p.certain[i] = known && number == place.shard && r.offset == place.offset
+	}
 }
 
 // pair looks for twins.

@@ -148,6 +148,11 @@ func (w *rewriter) each(ctx context.Context, chunks []int32) error {
 
 // put writes a chunk, unless it is where the plan says.
 func (w *rewriter) put(i, worker int, encoder, staged, stored *coder, buffers []byte) error {
+	if at := w.plan.places[i]; at != none && w.plan.certain[i] && w.plan.pool.shards[w.plan.pool.places[at].shard].damaged() == nil {
+		w.records[i] = w.plan.pool.places[at]
+		w.records[i].address = w.plan.from.index.at(i).address
+		return nil
+	}
 	chunk, err := w.plan.from.Get(i, buffers[:ChunkSize])
 	if err != nil {
 		return err

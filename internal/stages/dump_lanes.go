@@ -118,7 +118,7 @@ func (d *lanes) plan() error {
 	for _, t := range d.Targets {
 		listing := pages.NewListing(hex.EncodeToString(random[:]), d.CoresEach())
 		t.Member.Pages = &journal.MemberPages{Listing: listing, WatcherFD: fd}
-		if d.stage.Compare {
+		if d.stage.Compare || d.stage.Base != "" {
 			t.Compare = engine.Compare{Generation: binary.LittleEndian.Uint64(random[:]) | 1, CopyAll: d.stage.CopyAll}
 		}
 		if base := bases[t.Member.ImagePID]; base != nil && listing.Extend(t.Member.ImagePID, base.Base) == nil {

@@ -50,6 +50,7 @@ type result struct {
 	DryRun    bool `json:"dry_run"`
 	Bytes     int64
 	Ahead     int64         `json:"ahead_bytes"`
+	Unchanged int64         `json:"unchanged_bytes"`
 	Link      int64         `json:"link_bytes"`
 	Pause     time.Duration `json:"pause_ns"`
 	Predicted time.Duration `json:"predicted_pause_ns"`
@@ -132,6 +133,29 @@ func TestAhead(t *testing.T) {
 		}
 		move(t, w, p.B, p.A, "--precopy")
 		watch.Stop()
+	})
+}
+
+// TestOnlyWhatHasChangedIsCopiedAgain of a job that has the library, also if the destination is killed then and the job stays.
+func TestOnlyWhatHasChangedIsCopiedAgain(t *testing.T) {
+	testenv.Isolated(t, func(t *testing.T) {
+		p := hosts.New(t, hosts.Options{})
+		w := p.A.StartProgram("/usr/bin/env", "LD_PRELOAD="+testenv.Guest(t), testenv.Artefact(t, "make workload", "build", "workload", "cudawork"), "--mib", "16", "--ballast", "128", "--dir")
+		w.WaitTicks(p.A, 3)
+		watch := w.Watch()
+		for _, way := range [][2]*hosts.Host{{p.A, p.B}, {p.B, p.A}} {
+			r := move(t, w, way[0], way[1], "--precopy")
+			if r.Unchanged < 128<<20 || r.Bytes > 64<<20 {
+				t.Errorf("%d bytes had not changed, and %d were sent at the standstill: %s", r.Unchanged, r.Bytes, r.said)
+			}
+		}
+		watch.Stop()
+		w.Prepare(p.B)
+		p.A.UseFailpoint("migrate.compared=error")
+		if out, err := p.A.Try("cucriu", "migrate", "-t", w.Root(), "--to", p.B.Name, "--copy-files", "changed", "--precopy"); err == nil {
+			t.Fatalf("the migration has not failed: %s", out)
+		}
+		w.Is(p.A)
 	})
 }
 

@@ -69,9 +69,7 @@ func (p *publication) pages(m image.Manifest) (image.Manifest, error) {
 			return m, err
 		}
 	}
-	if m.Base != "" { // all of it is here now
-		m.Base, m.Version = "", image.GatedVersion
-	}
+	m.Complete()
 	return m, nil
 }
 

@@ -85,7 +85,7 @@ func (d *Delta) compareGPU(ctx context.Context, id, earlier, current string) err
 		a, s := p.plan.Bytes()
 		all, shared = all+a, shared+s
 	}
-	if shared*leastShared <= all {
+	if shared*leastShared <= all && now.Base == "" {
 		return nil
 	}
 	room, err := prepare.Free(d.Dir)
@@ -111,7 +111,7 @@ func plan(m image.Manifest, dir string, pool *pages.Pool) (plans []processPlan, 
 		if p.Pages == nil {
 			continue
 		}
-		reader, err := pages.Open(dir, p.PID, p.Pages)
+		reader, err := m.OpenPagesOf(p, dir)
 		if err != nil {
 			return plans, err
 		}
@@ -141,5 +141,6 @@ func (d *Delta) write(ctx context.Context, id string, m image.Manifest, plans []
 		}
 	}
 	d.Replaced = append(d.Replaced, image.ManifestName)
+	m.Complete()
 	return m.Write(d.Dir)
 }
