@@ -23,6 +23,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"cucriu/cudackpt"
+	"cucriu/internal/failpoint"
 	"cucriu/internal/inject"
 	"cucriu/internal/proc"
 )
@@ -118,7 +119,7 @@ type hashing struct {
 	Random           [8]uint64
 	CopiesAll        uint64
 
-	Slice, Same uint64 // the answer
+	Slice, Count, Same uint64 // the answer
 }
 
 const (
@@ -286,6 +287,9 @@ func (a *Agent) Compare(generation, base uint64, of proc.Range, copyAll bool) er
 	return a.process.WriteMemory(data, a.address+uint64(binary.Size(box)-binary.Size(h)))
 }
 
+// mostSlices is how many slices a process can have: 1 TiB at least.
+const mostSlices = 1 << 20
+
 // Same is memory on the host that has not changed, and is not copied again.
 type Same struct {
 	Now    proc.Range
@@ -295,12 +299,18 @@ type Same struct {
 // Same returns what has not changed, in the order of the addresses, and whether it was copied all the same.
 func (a *Agent) Same() (same []Same, copied bool, err error) {
 	box, err := a.read()
-	slice := box.Hashing.Slice
-	if err != nil || box.Version < 3 || box.Hashing.Same == 0 || slice == 0 || box.Staging.Start >= box.Staging.End {
+	h := box.Hashing
+	slice := h.Slice
+	if err != nil || box.Version < 3 || h.Same == 0 || box.Staging.Start >= box.Staging.End {
 		return nil, false, err
 	}
-	const mostSlices = 1 << 24
-	places := make([]uint64, min(box.Staging.Size()/slice, mostSlices))
+	if box.Done != box.Command {
+		return nil, false, fmt.Errorf("the library in process %d is at work", a.process.PID)
+	}
+	if slice != 1<<20 && slice != 4<<20 || h.Count > box.Staging.Size()/slice || h.Count > mostSlices {
+		return nil, false, fmt.Errorf("the library in process %d tells of %d slices of %d bytes in %d bytes", a.process.PID, h.Count, slice, box.Staging.Size())
+	}
+	places := make([]uint64, h.Count)
 	data := make([]byte, binary.Size(places))
 	if err := a.process.ReadMemory(data, box.Hashing.Same); err != nil {
 		return nil, false, err
@@ -369,6 +379,9 @@ func (a *Agent) Do(ctx context.Context, c Command) error {
 		if err := a.wake(ctx); err != nil {
 			return err
 		}
+	}
+	if err := failpoint.Hit(ctx, "told-"+strings.ReplaceAll(c.String(), ", ", "-"), 0); err != nil {
+		return err
 	}
 	if box, err = a.await(ctx, c, func(box *mailbox) bool { return box.Done == command }); err != nil {
 		return err

@@ -60,6 +60,9 @@ func (b *wayBack) fillSame(ctx context.Context, t *Target) error {
 	stall.Begin()
 	return b.SpanOf(t.PID, "fill same", func() error {
 		for _, s := range same {
+			if err := ctx.Err(); err != nil {
+				return context.Cause(ctx)
+			}
 			source := watchedSource{base.At(s.Now, s.Before), Progress{ctx, b.Session, stall, "filling-same"}}
 			if err := pages.Fill(ctx, source, t.Process, coresFor(1)); err != nil {
 				return err

@@ -265,7 +265,10 @@ func (d *lanes) copyOut(l *lane) error {
 	}
 	var reused []proc.Range
 	for _, s := range same {
-		if err := l.output.Reuse(s.Now, s.Before); err != nil {
+		if len(proc.Subtract([]proc.Range{s.Now}, l.ranges)) > 0 { // what the library tells is the job's word
+			return fmt.Errorf("the library in process %d tells of memory that is not there, at %#x", l.PID, s.Now.Start)
+		}
+		if err := errors.Join(d.copying.Err(), l.output.Reuse(s.Now, s.Before)); err != nil {
 			return err
 		}
 		reused = append(reused, s.Now)

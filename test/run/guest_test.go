@@ -125,16 +125,20 @@ func TestOnlyWhatHasChangedIsCopied(t *testing.T) {
 		"on disk":             {[]string{"--mib", "16", "--ballast", "96"}, []string{"--stage", "disk"}, "96.0 MiB of GPU memory unchanged"},
 		"compressed":          {[]string{"--mib", "16", "--ballast", "96"}, []string{"--compress", "zstd"}, "96.0 MiB of GPU memory unchanged"},
 		"copied all the same": {[]string{"--mib", "16", "--ballast", "96"}, []string{"--verify-unchanged"}, "96.0 MiB of GPU memory unchanged"},
+		"as large as a table": {[]string{"--mib", "16", "--ballast", "496"}, nil, "496.0 MiB of GPU memory unchanged"},
 		"two GPUs":            {[]string{"--mib", "16", "--ballast", "64", "--gpus", "0,1"}, nil, "128.0 MiB of GPU memory unchanged"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			testenv.Simulated(t, func(t *testing.T) {
-				w := worldOn(t, testenv.NewHost(t, 2, "--mib-per-gpu", "400"))
+				w := worldOn(t, testenv.NewHost(t, 2, "--mib-per-gpu", "1200"))
 				w.command = append([]string{testenv.Artefact(t, "make workload", "build", "workload", "cudawork"), "--dir", w.work}, test.args...)
 				w.cuda = w.work
 				r := w.run(test.options...)
 				r.verified(3)
 				r.says(test.unchanged)
+				if said := r.said(); strings.Contains(said, "no checkpoint") {
+					t.Errorf("a checkpoint has failed: %s", said)
+				}
 				r.killsAll()
 				newest := w.newest()
 				r = w.run()
@@ -155,7 +159,7 @@ func TestOnlyWhatHasChangedIsCopied(t *testing.T) {
 func TestWhatWasNotCopiedComesBack(t *testing.T) {
 	testenv.Parallel(t)
 	for _, point := range []string{
-		"dump.kept=kill", "dump.moved=kill", "dump.moved=kill-watcher+kill", "dump.checkpoint=error", "dump.copying=error", "dump.noted=kill-watcher+kill",
+		"told-out-kept=kill", "told-out-kept=error", "dump.kept=kill", "dump.moved=kill", "dump.moved=kill-watcher+kill", "dump.checkpoint=error", "dump.copying=error", "dump.noted=kill-watcher+kill",
 		"dump.dumping=kill-watcher+kill", "dump.back.kept=kill", "dump.back.kept=error", "dump.moved=kill-watcher+kill,dump.filling-same=kill",
 	} {
 		t.Run(point, func(t *testing.T) {

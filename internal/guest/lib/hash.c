@@ -35,9 +35,12 @@ struct table {
 };
 
 static struct place places[2];
+/* In a context, which is the one in which the witness was made: another one can have the same handle, and the same address. */
 static struct {
 	CUcontext context;
 	void *function;
+	CUdeviceptr witness;
+	unsigned long long id;
 } loaded[64];
 static struct table before, now, same; /* two of hashes, and one of addresses */
 static uint64_t before_generation;     /* 0: there is none */
@@ -74,12 +77,19 @@ static CUresult load(CUcontext context, int device)
 {
 	void *module;
 
-	if (loaded[device].function && loaded[device].context == context)
+	unsigned long long id = 0;
+
+	if (loaded[device].function && loaded[device].context == context &&
+	    !driver.cuPointerGetAttribute(&id, BUFFER_ID, loaded[device].witness) && id == loaded[device].id)
 		return CUDA_SUCCESS;
-	CUresult r = driver.cuModuleLoadData(&module, hash_ptx);
-	if (!r)
+	loaded[device].function = NULL;
+	CUresult r = driver.cuMemAlloc_v2(&loaded[device].witness, 1);
+	if (!r && !(r = driver.cuPointerGetAttribute(&loaded[device].id, BUFFER_ID, loaded[device].witness)) &&
+	    !(r = driver.cuModuleLoadData(&module, hash_ptx)))
 		r = driver.cuModuleGetFunction(&loaded[device].function, module, "cucriu_hash");
-	loaded[device].context = r ? NULL : context;
+	loaded[device].context = context;
+	if (r)
+		loaded[device].function = NULL;
 	return r;
 }
 
@@ -109,6 +119,7 @@ void hash_begin(struct hashing *h, CUcontext *contexts, size_t slice, size_t cou
 
 	h->same = 0;
 	h->slice = slice;
+	h->count = count;
 	drop_table(&now);
 	drop_table(&same);
 	if (!h->generation || !make_table(&now, count * sizeof(struct hash)) || !make_table(&same, count * sizeof(uint64_t)))

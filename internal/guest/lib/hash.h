@@ -10,6 +10,7 @@ struct hashing {
 	uint64_t random[8];  /* of which a process takes the first that it gets */
 	uint64_t copies_all; /* also what is the same */
 	uint64_t slice;	     /* the answer: its size, */
+	uint64_t count;	     /* how many there are, */
 	uint64_t same;	     /* and where it says of each whether it is, and where it was in the staging memory then; or 0 */
 };
 
