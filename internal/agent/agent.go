@@ -116,7 +116,7 @@ type mailboxSince3 struct {
 type hashing struct {
 	Generation, Base uint64
 	Of               proc.Range
-	Random           [8]uint64
+	Random           [4]uint64
 	CopiesAll        uint64
 
 	Slice, Count, Same uint64 // the answer
@@ -234,24 +234,18 @@ func (a *Agent) Status() (Status, error) {
 	return status, err
 }
 
-// mostGPUs is of keep.h.
-const mostGPUs = 64
-
 // Kept returns how much memory, in bytes, [OutKept] has left on each GPU.
 func (a *Agent) Kept() (map[cudackpt.UUID]uint64, error) {
+	const mostGPUs = 64 // of keep.h
 	box, err := a.read()
 	if err != nil {
 		return nil, err
 	}
-	var list [mostGPUs]struct {
+	list := make([]struct {
 		GPU   cudackpt.UUID
 		Bytes uint64
-	}
-	data := make([]byte, binary.Size(list[:min(box.KeptCount, mostGPUs)]))
-	if err := a.process.ReadMemory(data, box.Kept); err != nil {
-		return nil, err
-	}
-	if _, err := binary.Decode(data, binary.LittleEndian, list[:min(box.KeptCount, mostGPUs)]); err != nil {
+	}, min(box.KeptCount, mostGPUs))
+	if err := a.readTable(list, box.Kept); err != nil {
 		return nil, err
 	}
 	kept := make(map[cudackpt.UUID]uint64)
@@ -261,6 +255,16 @@ func (a *Agent) Kept() (map[cudackpt.UUID]uint64, error) {
 		}
 	}
 	return kept, nil
+}
+
+// readTable reads as many elements as a slice has from the process's memory.
+func (a *Agent) readTable(slice any, address uint64) error {
+	data := make([]byte, binary.Size(slice))
+	err := a.process.ReadMemory(data, address)
+	if err == nil {
+		_, err = binary.Decode(data, binary.LittleEndian, slice)
+	}
+	return err
 }
 
 // Compare has the next [Out] or [OutKept] find out what has not changed since the one that was called base, of what was
@@ -311,11 +315,7 @@ func (a *Agent) Same() (same []Same, copied bool, err error) {
 		return nil, false, fmt.Errorf("the library in process %d tells of %d slices of %d bytes in %d bytes", a.process.PID, h.Count, slice, box.Staging.Size())
 	}
 	places := make([]uint64, h.Count)
-	data := make([]byte, binary.Size(places))
-	if err := a.process.ReadMemory(data, box.Hashing.Same); err != nil {
-		return nil, false, err
-	}
-	if _, err := binary.Decode(data, binary.LittleEndian, places); err != nil {
+	if err := a.readTable(places, h.Same); err != nil {
 		return nil, false, err
 	}
 	for i, before := range places {
@@ -329,7 +329,7 @@ func (a *Agent) Same() (same []Same, copied bool, err error) {
 		}
 		same = append(same, Same{now, before})
 	}
-	return same, box.Hashing.CopiesAll != 0, nil
+	return same, h.CopiesAll != 0, nil
 }
 
 // callsOfKeep are the system calls of keep.c that a program need not make itself.

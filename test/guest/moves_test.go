@@ -58,7 +58,7 @@ func TestTheGuestMovesTheMemory(t *testing.T) {
 				for range 2 {
 					moved(t, host, host.TryDump(j, testenv.NewImages(t), "-R"))
 					host.WaitOutcome("running")
-					wasKept(t, host, true)
+					wasKept(t, host)
 					j.Runs()
 				}
 				images := testenv.NewImages(t)
@@ -95,7 +95,7 @@ func TestZerosTakeNoMemory(t *testing.T) {
 		host := testenv.NewHost(t, 1, "--mib-per-gpu", "400")
 		job := startWithGuest(t, host, "--zeros", strconv.Itoa(zeros))
 		before := anonymous(t, job)
-		d := dumpUntilMoved(t, host, job)
+		d := dumpUntil(t, host, job, "dump.moved")
 		if grown := anonymous(t, job) - before; grown > zeros<<20 || grown < 64<<20 {
 			t.Errorf("%d MiB of the GPU, of which %d are zeros, take %d MiB of the host", 64+zeros, zeros, grown>>20)
 		}
@@ -114,17 +114,17 @@ func anonymous(t *testing.T, job *testenv.Job) int64 {
 	return int64(status.Anonymous)
 }
 
-// waitingDump is a dump that waits with the memory on the host.
+// waitingDump is a dump that waits at a failpoint.
 type waitingDump struct {
 	criu          *exec.Cmd
 	images, marks string
 }
 
-func dumpUntilMoved(t *testing.T, host *testenv.Host, job *testenv.Job) waitingDump {
+func dumpUntil(t *testing.T, host *testenv.Host, job *testenv.Job, failpoint string, args ...string) waitingDump {
 	t.Helper()
 	d := waitingDump{images: testenv.NewImages(t), marks: t.TempDir()}
-	host.UseFailpoint("dump.moved=run " + testenv.WaitsForGo(t, d.marks))
-	d.criu = host.CriuCommand("dump", d.images, "-t", job.Root())
+	host.UseFailpoint(failpoint + "=run " + testenv.WaitsForGo(t, d.marks))
+	d.criu = host.CriuCommand("dump", d.images, append([]string{"-t", job.Root()}, args...)...)
 	if err := d.criu.Start(); err != nil {
 		t.Fatal(err)
 	}
@@ -264,7 +264,7 @@ func TestMovedMemoryWaitsForRoom(t *testing.T) {
 	testenv.Simulated(t, func(t *testing.T) {
 		host := testenv.NewHost(t, 1, "--mib-per-gpu", "100")
 		job := startWithGuest(t, host)
-		d := dumpUntilMoved(t, host, job)
+		d := dumpUntil(t, host, job, "dump.moved")
 		other := host.Start(1, "--mib", "64")
 		other.Runs()
 		host.KillHook(d.criu.Process.Pid)
@@ -285,7 +285,7 @@ func TestNothingRunsWhileTheMemoryIsOnTheHost(t *testing.T) {
 	testenv.Simulated(t, func(t *testing.T) {
 		host := testenv.NewHost(t, 1, "--mib-per-gpu", "200")
 		job := startWithGuest(t, host, "--burn", "2", "--spin", "event-query")
-		d := dumpUntilMoved(t, host, job)
+		d := dumpUntil(t, host, job, "dump.moved")
 		job.Signal(unix.SIGCONT)
 		helpers := helpersOf(t, host, job)
 		ran := make(map[int]int) // a thread that the signal has woken goes back to its wait

@@ -136,7 +136,7 @@ func TestAhead(t *testing.T) {
 	})
 }
 
-// TestOnlyWhatHasChangedIsCopiedAgain of a job that has the library, also if the destination is killed then and the job stays.
+// TestOnlyWhatHasChangedIsCopiedAgain of a job that has the library. If the migration fails then, the job stays, with all of its memory.
 func TestOnlyWhatHasChangedIsCopiedAgain(t *testing.T) {
 	testenv.Isolated(t, func(t *testing.T) {
 		p := hosts.New(t, hosts.Options{})

@@ -160,22 +160,17 @@ func TestWhatWasNotCopiedComesBack(t *testing.T) {
 	testenv.Parallel(t)
 	for _, point := range []string{
 		"told-out-kept=kill", "told-out-kept=error", "dump.kept=kill", "dump.moved=kill", "dump.moved=kill-watcher+kill", "dump.checkpoint=error", "dump.copying=error", "dump.noted=kill-watcher+kill",
-		"dump.dumping=kill-watcher+kill", "dump.back.kept=kill", "dump.back.kept=error", "dump.moved=kill-watcher+kill,dump.filling-same=kill",
+		"dump.dumping=kill-watcher+kill", "dump.dumping=kill-criu", "dump.back.kept=kill", "dump.back.kept=error", "dump.moved=kill-watcher+kill,dump.filling-same=kill",
 	} {
 		t.Run(point, func(t *testing.T) {
 			testenv.Simulated(t, func(t *testing.T) {
 				host := testenv.NewHost(t, 1, "--mib-per-gpu", "200")
-				w := worldOn(t, host)
-				w.command = []string{testenv.Artefact(t, "make workload", "build", "workload", "cudawork"), "--dir", w.work, "--mib", "16", "--ballast", "96"}
-				w.cuda = w.work
-				r := w.run()
-				r.verified(1)
-				r.killsAll()
+				w := withUnchangedMemory(t, host)
 				newest := w.newest()
 				marks := t.TempDir()
 				host.Setenv("CUCRIU_FAILPOINT_MARKS", marks)
 				host.UseFailpoint(point)
-				r = w.run()
+				r := w.run()
 				r.resumed(newest)
 				first, _, _ := strings.Cut(point, "=")
 				r.awaits("the failpoint is reached", func() bool { return testenv.Exists(filepath.Join(marks, first)) })
@@ -193,4 +188,52 @@ func TestWhatWasNotCopiedComesBack(t *testing.T) {
 			})
 		})
 	}
+}
+
+// withUnchangedMemory is a job with a checkpoint, with which the next one is compared. Most of its memory does not change.
+func withUnchangedMemory(t *testing.T, host *testenv.Host) *world {
+	t.Helper()
+	w := worldOn(t, host)
+	w.command = []string{testenv.Artefact(t, "make workload", "build", "workload", "cudawork"), "--dir", w.work, "--mib", "16", "--ballast", "96"}
+	w.cuda = w.work
+	r := w.run()
+	r.verified(1)
+	r.killsAll()
+	return w
+}
+
+// TestTheEarlierCheckpointIsRemovedMeanwhile by somebody who tidies up, when its files are the only ones with what was not copied.
+func TestTheEarlierCheckpointIsRemovedMeanwhile(t *testing.T) {
+	testenv.Simulated(t, func(t *testing.T) {
+		host := testenv.NewHost(t, 1, "--mib-per-gpu", "200")
+		w, marks := withUnchangedMemory(t, host), t.TempDir()
+		host.Setenv("CUCRIU_FAILPOINT_MARKS", marks)
+		host.UseFailpoint("dump.noted=run " + testenv.Script(t, "rm -r "+filepath.Join(w.dir, "checkpoints")+"/*") + "+kill,dump.back.kept=error")
+		r := w.run()
+		r.awaits("what the GPUs have kept is not used", func() bool { return testenv.Exists(filepath.Join(marks, "dump.back.kept")) })
+		w.ticks(3)
+		w.checks()
+		r.kill()
+	})
+}
+
+// TestAnImageThatNamesAnEarlierOneBecomesACheckpoint if the supervisor was killed when it was staged.
+func TestAnImageThatNamesAnEarlierOneBecomesACheckpoint(t *testing.T) {
+	testenv.Simulated(t, func(t *testing.T) {
+		host := testenv.NewHost(t, 1, "--mib-per-gpu", "200")
+		w := withUnchangedMemory(t, host)
+		host.UseFailpoint("jobs.staged=kill")
+		r := w.run("--stage", "disk")
+		<-r.done
+		host.UseFailpoint("")
+		r = w.run("--stage", "disk")
+		r.says("was made from the image that an earlier supervisor had staged")
+		r.killsAll()
+		newest := w.newest()
+		r = w.run()
+		r.resumed(newest)
+		w.ticks(3)
+		w.checks()
+		r.kill()
+	})
 }

@@ -7,7 +7,7 @@ struct hashing {
 	uint64_t generation; /* how the content of now is to be called; 0: nothing is asked for */
 	uint64_t base;	     /* the content of which there is a copy, */
 	uint64_t base_start, base_end; /* of what was between these addresses */
-	uint64_t random[8];  /* of which a process takes the first that it gets */
+	uint64_t random[4];  /* of which a process takes the first that it gets */
 	uint64_t copies_all; /* also what is the same */
 	uint64_t slice;	     /* the answer: its size, */
 	uint64_t count;	     /* how many there are, */
