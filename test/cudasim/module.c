@@ -184,7 +184,7 @@ static CUresult over_words(CUcontext c, enum kernel kernel, CUdeviceptr p, uint6
 	return r;
 }
 
-/* Not the hash of a GPU, but as good a one: FNV-1a over words, from two beginnings. */
+/* Not the hash of a GPU, but as good a one, and that of nothing but zeros is 0, too: like FNV-1a over words, with two factors. */
 static CUresult hash_slices(CUcontext c, CUdeviceptr p, uint64_t size, uint64_t slice, uint64_t *out, unsigned count, const uint64_t *keys[2])
 {
 	struct region region;
@@ -201,9 +201,9 @@ static CUresult hash_slices(CUcontext c, CUdeviceptr p, uint64_t size, uint64_t 
 		if ((r = region_read(&region, i * slice, buf, n)))
 			break;
 		for (int k = 0; k < 2; k++) {
-			uint64_t h = 14695981039346656037ull ^ keys[k][0];
+			uint64_t h = 0;
 			for (uint64_t w = 0; w < n / 8; w++)
-				h = (h ^ buf[w]) * 1099511628211ull, h ^= h >> 29;
+				h = (h ^ buf[w]) * (1099511628211ull + 2 * keys[k][0]), h ^= h >> 29;
 			out[2 * i + (unsigned)k] = h;
 		}
 	}

@@ -182,7 +182,9 @@ static CUresult copy_slice(struct copier *c, int i, struct slice *s, size_t offs
 	const struct memory *m = staged_at(offset);
 	int device;
 
-	if (task == COPY_OUT && hash_same(&cucriu_guest.hashing, offset / slice)) {
+	if (task == COPY_OUT)
+		zeros[offset / slice] = hash_zero(&cucriu_guest.hashing, offset / slice);
+	if (task == COPY_OUT && (zeros[offset / slice] || hash_same(&cucriu_guest.hashing, offset / slice))) {
 		__atomic_add_fetch(&cucriu_guest.moved, 1, __ATOMIC_RELAXED);
 		return CUDA_SUCCESS;
 	}

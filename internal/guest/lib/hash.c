@@ -1,7 +1,7 @@
 /*
  * hash.c: the GPUs hash each slice of memory that is taken out, and what has the same hash as the time before need not
- * be copied: who dumps the process has it. Nothing here is needed for a dump; what does not work makes all
- * slices new ones. hash.cu has the kernel, and says how sure it is.
+ * be copied: who dumps the process has it. Nor need what is 0, of which the hash is 0. Nothing here is needed for a dump;
+ * what does not work makes all slices new ones. hash.cu has the kernel, and says how sure it is.
  */
 #define _GNU_SOURCE
 #include <string.h>
@@ -19,6 +19,9 @@ extern const char hash_ptx[] __attribute__((visibility("hidden")));
 
 #define THREADS 256 /* of a block: hash.cu */
 #define P ((1ull << 61) - 1)
+#ifndef MUCH /* memory, of which a copy takes longer than the kernel's compilation; the tests take less */
+#define MUCH (32ull << 30)
+#endif
 
 struct place { /* hash.cu has the same */
 	uint64_t at, step, upper;
@@ -112,6 +115,17 @@ static CUresult hash(const struct memory *m, CUcontext context, size_t slice, vo
 	return r;
 }
 
+/* To look only for what is 0: the kernel is there, or it is much memory. */
+static bool worth_while(size_t bytes)
+{
+	for (size_t i = 0; i < sizeof loaded / sizeof *loaded; i++)
+		if (loaded[i].function)
+			return true;
+	return bytes >= MUCH;
+}
+
+static bool is_zero(const struct hash *h) { return !h->of[0] && !h->of[1]; }
+
 void hash_begin(struct hashing *h, CUcontext *contexts, size_t slice, size_t count, void *room)
 {
 	CUresult r = CUDA_SUCCESS;
@@ -122,8 +136,12 @@ void hash_begin(struct hashing *h, CUcontext *contexts, size_t slice, size_t cou
 	h->count = count;
 	drop_table(&now);
 	drop_table(&same);
-	if (!h->generation || !make_table(&now, count * sizeof(struct hash)) || !make_table(&same, count * sizeof(uint64_t)))
+	if (!h->generation && !worth_while(count * slice))
 		return;
+	if (!make_table(&now, count * sizeof(struct hash)) || !make_table(&same, count * sizeof(uint64_t))) {
+		drop_table(&now);
+		return;
+	}
 	choose_places(h->random);
 	for (struct memory *m = memory_first(); m && !r; m = m->next) {
 		const size_t first = m->staged / slice, n = slices(m, slice);
@@ -133,7 +151,7 @@ void hash_begin(struct hashing *h, CUcontext *contexts, size_t slice, size_t cou
 		r = hash(m, contexts[m->wanted.location.id], slice, room);
 		memcpy(its, room, n * sizeof *its);
 		for (size_t i = 0; i < n && comparable && m->hashed == h->base; i++)
-			if (m->hashed_at + i * slice >= h->base_start && m->hashed_at + (i + 1) * slice <= h->base_end &&
+			if (!is_zero(&its[i]) && m->hashed_at + i * slice >= h->base_start && m->hashed_at + (i + 1) * slice <= h->base_end &&
 			    !memcmp(&its[i], (struct hash *)before.at + m->hashed_first + i, sizeof *its))
 				((uint64_t *)same.at)[first + i] = m->hashed_at + i * slice;
 	}
@@ -145,11 +163,15 @@ void hash_begin(struct hashing *h, CUcontext *contexts, size_t slice, size_t cou
 
 bool hash_same(const struct hashing *h, size_t number) { return h->same && !h->copies_all && ((uint64_t *)same.at)[number]; }
 
+bool hash_zero(const struct hashing *h, size_t number) { return now.at && !h->copies_all && is_zero((struct hash *)now.at + number); }
+
 void hash_end(struct hashing *h, uint64_t staging)
 {
 	drop_table(&before);
 	before = now;
 	now = (struct table){0};
+	if (!h->generation)
+		drop_table(&before);
 	before_generation = before.at ? h->generation : 0;
 	before_slice = h->slice;
 	for (struct memory *m = memory_first(); m && before.at; m = m->next)

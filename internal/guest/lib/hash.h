@@ -4,7 +4,7 @@
 
 /* What the agent is asked for, and says; internal/agent has the same. */
 struct hashing {
-	uint64_t generation; /* how the content of now is to be called; 0: nothing is asked for */
+	uint64_t generation; /* how the content of now is to be called; 0: it is not compared with */
 	uint64_t base;	     /* the content of which there is a copy, */
 	uint64_t base_start, base_end; /* of what was between these addresses */
 	uint64_t random[4];  /* of which a process takes the first that it gets */
@@ -19,7 +19,8 @@ struct hashing {
  * answer, which they can write. Without success, none is.
  */
 void hash_begin(struct hashing *h, CUcontext *contexts, size_t slice, size_t count, void *room);
-/* Is a slice of staging there already? */
+/* Is a slice of staging there already, or 0? */
 bool hash_same(const struct hashing *h, size_t number);
+bool hash_zero(const struct hashing *h, size_t number);
 /* All is out, to STAGING: it is what the next time is compared with. */
 void hash_end(struct hashing *h, uint64_t staging);
