@@ -7,8 +7,10 @@ import (
 	"time"
 
 	"cucriu/hooks/preflight"
+	"cucriu/internal/agent"
 	"cucriu/internal/migrate/predict"
 	"cucriu/internal/migrate/wire"
+	"cucriu/internal/proc"
 )
 
 const (
@@ -25,7 +27,7 @@ const contextBytes = 518 << 20
 // forecast measures the way to the destination and predicts how long the job will be paused.
 // It refuses what would take too long.
 func (s *treeSource) forecast(ctx context.Context) error {
-	rates := predict.DefaultRates()
+	rates := s.rates()
 	err := s.phase("measure", func() (err error) {
 		if s.clocks, err = s.remote.compareClocks(ctx); err == nil {
 			rates.RoundTrip = 2 * s.clocks.error
@@ -63,6 +65,27 @@ func (s *treeSource) forecast(ctx context.Context) error {
 			s.result.Least.Round(100*time.Millisecond), s.options.MaxPause, s.options.Host, rates.Bandwidth/1e6))
 	}
 	return nil
+}
+
+// rates returns how fast the GPU memory of the job is moved: by the library, if every process has it, or by the driver.
+func (s *treeSource) rates() predict.Rates {
+	for _, p := range s.of.Processes {
+		if len(p.GPUs) > 0 && !hasLibrary(p.PID) {
+			return predict.DefaultRates()
+		}
+	}
+	return predict.LibraryRates()
+}
+
+// hasLibrary reports whether a process is known to have it.
+func hasLibrary(pid int) bool {
+	process, err := proc.Open(pid)
+	if err != nil {
+		return false
+	}
+	defer process.Close()
+	a, err := agent.Find(process)
+	return err == nil && a != nil
 }
 
 // probe sends random bytes in steps, for long enough to tell how fast the way is once there are

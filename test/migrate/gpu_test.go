@@ -73,18 +73,26 @@ func TestOnGPUsTraining(t *testing.T) {
 	})
 }
 
-// TestOnGPUsPause measures the pause by phase, side by side with dump, copy and restore by hand.
+// TestOnGPUsPause measures the pause by phase, without the library of cucriu run --dir and with it, side by side with
+// dump, copy and restore by hand.
 func TestOnGPUsPause(t *testing.T) {
 	testenv.IsolatedFor(t, 8*time.Minute, func(t *testing.T) {
 		p := realPair(t)
 		for _, text := range strings.Fields(os.Getenv("CUCRIU_TEST_SIZES")) {
-			w := p.A.Start(1, "--mib", "16", "--ballast", text)
-			show(t, text+" MiB", move(t, w, p.A, p.B, "--precopy=never", "--rsh", p.A.RSH()))
-			byHand(t, w, p.B, p.A, text)
-			if size, _ := strconv.Atoi(text); roomFor(t, size) {
-				show(t, text+" MiB, pre-copy", move(t, w, p.A, p.B, "--rsh", p.A.RSH(), "--precopy"))
+			size, _ := strconv.Atoi(text)
+			for what, with := range map[string][]string{text + " MiB": {"/usr/bin/env"}, text + " MiB, with the library": testenv.WithGuest(t)} {
+				args := append(with, testenv.Artefact(t, "make workload", "build", "workload", "cudawork"), "--mib", "16", "--ballast", text, "--dir")
+				w := p.A.StartProgram(args[0], args[1:]...)
+				w.WaitTicks(p.A, 3)
+				show(t, what, move(t, w, p.A, p.B, "--precopy=never", "--rsh", p.A.RSH()))
+				if roomFor(t, size) {
+					show(t, what+", pre-copy", move(t, w, p.B, p.A, "--rsh", p.B.RSH(), "--precopy"))
+				}
+				if roomFor(t, size) && len(with) == 1 {
+					byHand(t, w, p.A, p.B, text)
+				}
+				endWork(t, w)
 			}
-			endWork(t, w)
 		}
 	})
 }

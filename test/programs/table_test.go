@@ -25,6 +25,7 @@ func table() []program {
 		{name: "model parallel, expandable segments", command: python("model_parallel.py"), env: []string{"PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True"}, gpus: 2, want: works},
 		{name: "model parallel, with the guest", command: python("model_parallel.py"), gpus: 2, want: works, guest: true},
 		{name: "model parallel", command: python("model_parallel.py"), gpus: 2, want: refused, finding: "peer-memory"},
+		{name: "a device_map over two GPUs, with the guest", command: python("device_map.py"), gpus: 2, want: works, guest: true},
 		{name: "a tensor that two processes share, with the guest", command: python("shared_tensor.py"), gpus: 2, want: refused, finding: "shared-gpu-memory", guest: true},
 		{name: "a tensor that two processes share", command: python("shared_tensor.py"), gpus: 1, want: refused, finding: "shared-gpu-memory"},
 		{name: "DataLoader, forked workers", command: loader("fork"), gpus: 1, want: works},

@@ -19,7 +19,8 @@
 //	compare       which memory is what it was in the round
 //
 // after criu dump. Only send is shorter: what has changed since the round is sent. The driver always
-// moves all GPU memory.
+// moves all GPU memory. The library of cucriu run --dir does not ([Rates.Keeps]): after the round the memory comes back from copies on the
+// GPUs, and the final dump moves only what has changed.
 //
 // # Where pre-copy loses
 //

@@ -68,6 +68,11 @@ func Predict(job Job, rates Rates) Prediction {
 		Final:  job.standstill(rates, job.sent(), final...),
 		Least:  job.standstill(rates, 0, final...),
 	}
+	if rates.Keeps {
+		stays := Job{GPU: make([]int64, len(job.GPU)), HostPages: job.HostPages}
+		p.Round = slices.Concat(job.standstill(rates, 0, Checkpoint, Copy, CriuDump), stays.standstill(rates, 0, FillIn, Restore))
+		p.Least = slices.Concat(stays.standstill(rates, 0, Checkpoint, Copy, CriuDump), job.standstill(rates, 0, final[3:]...))
+	}
 	p.PaysFrom = 1
 	if more, all := p.Round.Sum()+p.Final.Sum()-p.Direct.Sum(), take(0, job.sent(), rates.Bandwidth); all > 0 {
 		p.PaysFrom = more.Seconds() / all.Seconds()

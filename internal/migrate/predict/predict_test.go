@@ -105,6 +105,34 @@ func TestMigrationsTakeWhatIsPredicted(t *testing.T) {
 	}
 }
 
+// TestTheLibraryIsFaster: the runs of 2026-11-28-guest-side-by-side-h100x2.md in docs/measurements.
+func TestTheLibraryIsFaster(t *testing.T) {
+	r := LibraryRates()
+	r.Bandwidth, r.RoundTrip = 8.5e9, 200*time.Microsecond
+	for _, c := range []struct {
+		gpu                                 int64
+		dump, restore, round, direct, least float64 // seconds; 0: not measured
+	}{
+		{gpu: gib, round: 1.24, direct: 1.32, least: 1.27},
+		{gpu: 16 * gib, dump: 2.21, restore: 1.52, round: 2.38, direct: 5.25, least: 2.66},
+		{gpu: 64 * gib, dump: 6.89, restore: 4.99, round: 5.72},
+	} {
+		p := Predict(Job{GPU: processes(1, c.gpu), HostPages: 50 * mib}, r)
+		for what, got := range map[string][2]float64{
+			"dump":                       {c.dump, sumOf(p.Direct, dump...).Seconds()},
+			"restore":                    {c.restore, sumOf(p.Direct, restore...).Seconds()},
+			"a round":                    {c.round, p.Round.Sum().Seconds()},
+			"migration":                  {c.direct, p.Direct.Sum().Seconds()},
+			"migration, nothing changes": {c.least, p.Least.Sum().Seconds()},
+		} {
+			t.Logf("%d GiB: %s: predicted %.2f s, measured %.2f", c.gpu/gib, what, got[1], got[0])
+			if got[0] > 0 && (got[1] < 0.75*got[0] || got[1] > 1.3*got[0]) {
+				t.Errorf("%d GiB: %s: predicted %.2f s, measured %.2f", c.gpu/gib, what, got[1], got[0])
+			}
+		}
+	}
+}
+
 // TestCriuTakesThePagesOfTheHost: CRIU took 5.7 to 9.1 s to dump a process with 17.75 GB of
 // ordinary memory, and 4.9 to 8.1 s to restore it.
 func TestCriuTakesThePagesOfTheHost(t *testing.T) {

@@ -22,6 +22,10 @@ type Rates struct {
 	CheckpointLeast, CheckpointEach time.Duration
 	RestoreLeast, RestoreEach       time.Duration
 	CriuDumpLeast, CriuLoadLeast    time.Duration
+
+	// Keeps says that the GPUs keep a copy of what is moved, if the job runs on, and find out by themselves what
+	// has not changed since.
+	Keeps bool
 }
 
 // DefaultRates are those measured on hosts with one to four H200s and 16 to 64 cores, driver
@@ -47,6 +51,15 @@ func DefaultRates() Rates {
 		CriuDumpLeast:   60 * time.Millisecond,
 		CriuLoadLeast:   90 * time.Millisecond,
 	}
+}
+
+// LibraryRates are those of a job whose GPU memory is moved by the library of cucriu run --dir: measured on hosts with two
+// H100s (docs/measurements/2026-11-28-guest-side-by-side-h100x2.md).
+func LibraryRates() Rates {
+	r := DefaultRates()
+	r.Checkpoint, r.CopyOut, r.Restore, r.FillIn, r.Compare = 16e9, 32e9, 35e9, 25e9, 130e9
+	r.Keeps = true
+	return r
 }
 
 // longest is what a phase takes at most, so that the sum of all is still a duration.
