@@ -48,6 +48,7 @@ func TestAProgramSeesNoDifference(t *testing.T) {
 		"rows":     {[]string{"32", "4", "0"}, []string{"1280", "256", "1"}, 100},
 		"ordinary": {[]string{"32"}, []string{"1280"}, 200},
 		"sharing":  {[]string{"32"}, []string{"1280"}, 10},
+		"full":     {[]string{"1", "5", "24", "60"}, []string{"3", "20", "300", "1300"}, 12},
 	} {
 		t.Run(program, func(t *testing.T) {
 			testenv.Isolated(t, func(t *testing.T) {

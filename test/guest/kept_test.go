@@ -71,6 +71,32 @@ func TestTheGPUsKeepTheMemory(t *testing.T) {
 	}
 }
 
+// TestAJobHasAnOlderLibrary: it was started by an older cucriu. Its memory is moved, but not kept.
+func TestAJobHasAnOlderLibrary(t *testing.T) {
+	testenv.Parallel(t)
+	for version, phase := range map[string]string{"v1": "fill", "v2": "fill moved"} { // v1 does not say where the memory is
+		t.Run(version, func(t *testing.T) {
+			testenv.Simulated(t, func(t *testing.T) {
+				host := testenv.NewHost(t, 1, "--mib-per-gpu", "400")
+				host.Setenv("CUCRIU_CONFIG", host.Config(patient))
+				library := testenv.Artefact(t, "make guest", "build", "test", "small-"+version+"-"+runtime.GOARCH+".so")
+				job := host.StartUnder([]string{"/usr/bin/env", "LD_PRELOAD=" + library}, 1, "--mib", "64")
+				job.Runs()
+				moved(t, host, host.TryDump(job, testenv.NewImages(t), "-R"))
+				host.WaitOutcome("running")
+				if names := phases(host); !slices.Contains(names, phase) {
+					t.Errorf("the memory did not come back from the host; the phases are %q", names)
+				}
+				images := testenv.NewImages(t)
+				moved(t, host, host.TryDump(job, images))
+				host.Restore(images)
+				job.Runs()
+				job.Check()
+			})
+		})
+	}
+}
+
 // TestWhatTheGPUsKeepIsLost with somebody who is killed: then it comes from the files.
 func TestWhatTheGPUsKeepIsLost(t *testing.T) {
 	testenv.Parallel(t)

@@ -36,6 +36,7 @@ func table() []program {
 		{name: "NVML in a process beside it", command: python("nvml.py", "--beside"), gpus: 1, want: works},
 		{name: "Triton", command: python("triton_kernel.py"), gpus: 1, want: works},
 		{name: "CuPy, FFT and GEMM on streams", command: python("cupy_fft.py"), gpus: 1, want: works},
+		{name: "PyTorch and CuPy in one process", command: python("two_runtimes.py"), gpus: 1, want: works},
 		{name: "a kernel over ZeroMQ", command: python("zmq_kernel.py"), gpus: 1, want: works},
 		{name: "onnxruntime, CUDA provider", command: python("onnx_infer.py"), gpus: 1, want: works},
 		{name: "JAX on two GPUs, with the guest", command: python("jax_train.py"), gpus: 2, want: works, compares: true, greedy: true, guest: true},

@@ -34,7 +34,9 @@ enum state { IDLE, PREPARED, EMPTY };
 #define MOST_COPIERS 16
 #define MOST_THREADS (MOST_COPIERS + 1)
 
+#ifndef VERSION /* the tests have older ones, of which who dumps the process knows less */
 #define VERSION 3
+#endif
 
 /* internal/agent has the same. */
 EXPORT struct mailbox {
