@@ -221,14 +221,29 @@ type savedThread struct {
 // write does not call fsync: the page cache outlives this program, and the threads do not
 // outlive the page cache.
 func (s savedThreads) write(path string) error {
+	return s.writeBy(func(data []byte) error { return replaceFile(path, data) })
+}
+
+// rewrite is write for a file in which only the registers of a thread that is being stepped have
+// changed. They are not believed until that thread is parked again, and take as much room as before. So on a full
+// disk they are written over the old ones, and the others stay whole even if we are killed meanwhile.
+func (s savedThreads) rewrite(path string) error {
+	return s.writeBy(func(data []byte) error { return durable.OnFullDisk(replaceFile(path, data), path, data) })
+}
+
+func (s savedThreads) writeBy(write func([]byte) error) error {
 	data, err := json.Marshal(s)
 	if err == nil {
-		err = renameio.WriteFile(path, append(data, '\n'), 0o600, renameio.WithTempDir(filepath.Dir(path)))
+		err = write(append(data, '\n'))
 	}
 	if err != nil {
 		return fmt.Errorf("save the registers of process %d: %w", s.PID, err)
 	}
 	return nil
+}
+
+func replaceFile(path string, data []byte) error {
+	return renameio.WriteFile(path, data, 0o600, renameio.WithTempDir(filepath.Dir(path)))
 }
 
 func readSavedThreads(path string) (savedThreads, error) {

@@ -104,7 +104,7 @@ func stepOutIn(ctx context.Context, pid, most int, holders func(*proc.Process, [
 			}
 			return l.parkAgain(process, t, func() error {
 				file.Threads[i] = t.savedThread
-				return file.write(saved)
+				return file.rewrite(saved)
 			})
 		})
 		<-l.done

@@ -1,6 +1,9 @@
 package inject
 
 import (
+	"errors"
+	"os"
+	"path/filepath"
 	"slices"
 	"testing"
 
@@ -24,14 +27,33 @@ func TestAParkedThreadIsSteppedOn(t *testing.T) {
 	t.Parallel()
 	p := startBorrowable(t)
 	for moved := 0; moved == 0; { // the thread that computes is at a system call at times
-		moved = p.stepOn(t)
+		moved = p.stepOn(t, func() {})
 	}
 }
 
-// stepOn returns how many threads have moved.
-func (p *borrowable) stepOn(t *testing.T) (moved int) {
+// TestAParkedThreadIsSteppedOnWhileTheDiskIsFull: its file has its room.
+func TestAParkedThreadIsSteppedOnWhileTheDiskIsFull(t *testing.T) {
+	t.Parallel()
+	p := startBorrowable(t)
+	dir := t.TempDir()
+	must(t, unix.Mount("tmpfs", dir, "tmpfs", 0, "mode=0700,size=64k"))
+	t.Cleanup(func() { _ = unix.Unmount(dir, unix.MNT_DETACH) })
+	p.saved = filepath.Join(dir, "borrowed")
+	rest := filepath.Join(dir, "rest")
+	for moved := 0; moved == 0; must(t, os.Remove(rest)) {
+		moved = p.stepOn(t, func() {
+			if err := os.WriteFile(rest, make([]byte, 64<<10), 0o600); !errors.Is(err, unix.ENOSPC) {
+				t.Fatalf("fill the disk: %v", err)
+			}
+		})
+	}
+}
+
+// stepOn returns how many threads have moved. It calls isParked before they do.
+func (p *borrowable) stepOn(t *testing.T, isParked func()) (moved int) {
 	t.Helper()
 	before := p.park(t)
+	isParked()
 	parked, err := stepOutIn(t.Context(), p.PID, 3000, every, func() bool { return false }, p.saved, func(string) {})
 	must(t, err)
 	for i, thread := range parked.Threads {
