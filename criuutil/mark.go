@@ -1,41 +1,54 @@
 package criuutil
 
 import (
-	"crypto/rand"
-	"encoding/binary"
 	"fmt"
+	"slices"
 
-	"github.com/prometheus/procfs"
-	"golang.org/x/sys/unix"
+	"cucriu/internal/proc"
 )
 
-// MarkChildren marks the processes that criu is going to create with a random number and
-// returns the number.
+// Mark returns what identifies the processes that criu is going to create: its shared memory, by inode.
+// They inherit it, and nobody else has it. They keep the part through which criu commands them even if
+// criu dies, until they run the job's code again.
 //
-// The mark is criu's soft limit on real-time CPU time (RLIMIT_RTTIME). It is at least
-// 73,000 years, so it limits nothing. Children inherit it and keep it even if their parent
-// dies, until criu's restorer gives them the limits in the image.
-func (c *Criu) MarkChildren() (mark uint64, err error) {
-	var random [8]byte
-	rand.Read(random[:])
-	mark = 1<<61 | binary.NativeEndian.Uint64(random[:])>>3
-	var limit unix.Rlimit
-	if err := unix.Prlimit(c.PID, unix.RLIMIT_RTTIME, nil, &limit); err != nil {
-		return 0, fmt.Errorf("limits of criu: %w", err)
+// A criu service has forked this criu, and may have forked others. What it shares with all of them is
+// left out.
+func (c *Criu) Mark() ([]uint64, error) {
+	mark, err := sharedMemory(c.PID)
+	if err != nil {
+		return nil, fmt.Errorf("shared memory of criu: %w", err)
 	}
-	limit.Cur = mark
-	if err := unix.Prlimit(c.PID, unix.RLIMIT_RTTIME, &limit, nil); err != nil {
-		return 0, fmt.Errorf("mark what criu creates: %w", err)
+	status, err := proc.ReadStatus(c.PID)
+	if err != nil {
+		return nil, err
+	}
+	if status.PPID > 0 { // else it is in another pid namespace
+		common, err := sharedMemory(status.PPID)
+		if err != nil {
+			return nil, fmt.Errorf("shared memory of criu's parent: %w", err)
+		}
+		mark = slices.DeleteFunc(mark, func(inode uint64) bool { return slices.Contains(common, inode) })
 	}
 	return mark, nil
 }
 
-// HasMark reports whether a process has a mark that [Criu.MarkChildren] set.
-func HasMark(pid int, mark uint64) bool {
-	process, err := procfs.NewProc(pid)
-	if err != nil || mark == 0 {
-		return false
+// HasMark reports whether a process has a mark of [Criu.Mark].
+func HasMark(pid int, mark []uint64) bool {
+	has, err := sharedMemory(pid)
+	return err == nil && slices.ContainsFunc(has, func(inode uint64) bool { return slices.Contains(mark, inode) })
+}
+
+// sharedMemory lists the inodes of the anonymous memory that a process shares with its children.
+func sharedMemory(pid int) ([]uint64, error) {
+	maps, err := proc.Mappings(pid)
+	if err != nil {
+		return nil, err
 	}
-	limits, err := process.Limits() // prlimit(2) needs CAP_SYS_RESOURCE for a process of another user
-	return err == nil && limits.RealtimeTimeout == mark
+	var inodes []uint64
+	for _, m := range maps {
+		if m.Perms.Shared && m.Pathname == "/dev/zero (deleted)" && !slices.Contains(inodes, m.Inode) {
+			inodes = append(inodes, m.Inode)
+		}
+	}
+	return inodes, nil
 }

@@ -58,14 +58,14 @@ type Record struct {
 	Created      time.Time     `json:"created"`
 	CreatedClock time.Duration `json:"created_clock"`      // the same moment, as time since boot; phases count from it
 	Criu         proc.Ident    `json:"criu"`               // of KindSuspend: the command that suspends or resumes
-	CriuExe      string        `json:"criu_exe,omitempty"` // of a restore: the executable that identifies its half-restored tasks
+	CriuExe      string        `json:"criu_exe,omitempty"` // of a restore: by which its half-restored tasks are suspected, if there is no mark
 	Watcher      *proc.Ident   `json:"watcher,omitempty"`
 	Client       *proc.Ident   `json:"client,omitempty"` // the program that serves criu over RPC, if there is no action script
 	ImageDir     string        `json:"image_dir"`
 	PublishedDir string        `json:"publish_as,omitempty"` // where the complete image goes, if not to ImageDir
 	Root         *proc.Ident   `json:"root,omitempty"`
 	RootParent   *proc.Ident   `json:"root_parent,omitempty"` // of a restore, if the parent is not criu
-	Mark         uint64        `json:"mark,omitempty"`        // of a restore: identifies what its criu creates
+	Mark         []uint64      `json:"memory,omitempty"`      // of a restore: identifies what its criu creates
 	Tree         []proc.Ident  `json:"tree,omitempty"`        // the processes that a restore was seen to create
 	LeaveStopped bool          `json:"leave_stopped"`         // criu -s
 	LeaveRunning bool          `json:"leave_running"`         // criu -R

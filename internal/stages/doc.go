@@ -14,8 +14,8 @@
 //   - A dump's root is what that criu names; its tree is what the kernel says are its descendants.
 //   - A restore's root is what that criu names, if it is younger than criu (checkRestored).
 //   - If criu was killed before it named one, the watcher looks for it (package watch, orphanedRoot).
-//     Then age does not do: the root must have the mark that criu's children inherit
-//     ([criuutil.Criu.MarkChildren]).
+//     Then age does not do: the root must have memory that only criu's children share with it
+//     ([criuutil.Criu.Mark]).
 //   - The processes of a manifest are those of that tree with the pids of the image in their innermost
 //     pid namespace, each found exactly once (matchMembers).
 //   - From then on a process is its pid, start time and pid namespace ([proc.Ident]). Before it is

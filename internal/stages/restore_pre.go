@@ -58,10 +58,9 @@ func (c *call) preRestore(ctx context.Context) (err error) {
 	if err != nil {
 		return err
 	}
-	mark, err := c.criu.MarkChildren()
+	mark, err := c.criu.Mark()
 	if err != nil {
 		c.Log.Debug("processes that criu creates cannot be identified by a mark", "error", err)
-		mark = 0
 	}
 	s, err := c.NewSession(journal.Record{
 		Kind: journal.KindRestore, Criu: c.criu.Ident, Mark: mark, CriuExe: watch.Executable(c.criu.PID), Client: c.stage.Client, ImageDir: imageDir,

@@ -124,8 +124,8 @@ func killOrLeave(s *session.Session, cause error) error {
 
 // criu names the root task to its action scripts only once it exists. If criu is killed before that,
 // the tasks wait for it and hold their pids, and nobody but us ends them. We must then be certain who
-// they are: many processes may execute criu and have the pid 1. So pre-restore leaves a mark that they
-// inherit.
+// they are: many processes may execute criu and have the pid 1, and in the end they execute the job's
+// program. So pre-restore notes memory that only they share with criu.
 
 // awaitRoot waits until the root task of a restore exists, as a child of criu or of the process that
 // has asked for that (RootParent). It returns nil if criu ends before that.
@@ -176,13 +176,13 @@ func orphanedRoot(s *journal.Record) (root *proc.Ident, suspects []int, err erro
 			continue
 		}
 		created := createdByCriu(s, pid)
-		if created == nil || s.CriuExe == "" || Executable(pid) != s.CriuExe {
+		if created == nil {
 			continue
 		}
 		if criuutil.HasMark(pid, s.Mark) {
 			return created, nil, nil
 		}
-		if s.Mark == 0 && Executable(status.PPID) != s.CriuExe {
+		if len(s.Mark) == 0 && s.CriuExe != "" && Executable(pid) == s.CriuExe && Executable(status.PPID) != s.CriuExe {
 			suspects = append(suspects, pid)
 		}
 	}
