@@ -286,7 +286,8 @@ func (l *locking) unlocked() []*Target {
 }
 
 // timeoutError says which processes kept running: those that were never locked, whichever others were let
-// run. If there are none, it says that the processes never came level.
+// run. One of them whose work does not end keeps those that are further on than it from being locked, too, and
+// nobody sees which one it is. If there are none, timeoutError says that the processes never came level.
 func (l *locking) timeoutError(ctx context.Context) error {
 	if !errors.Is(ctx.Err(), context.DeadlineExceeded) {
 		return fmt.Errorf("interrupted: %w", context.Cause(ctx))
@@ -294,7 +295,11 @@ func (l *locking) timeoutError(ctx context.Context) error {
 	within := fmt.Sprintf("within lock.timeout (%v, %s)", l.Config.Lock.Timeout, units.Count(l.calls, "call"))
 	never := slices.DeleteFunc(slices.Clone(l.Targets), func(t *Target) bool { return l.everLocked[t] })
 	if len(never) > 0 {
-		return fmt.Errorf("GPU work of %s did not end %s: raise lock.timeout, or dump between long kernels", named(never), within)
+		waiting := ""
+		if len(never) > 1 {
+			waiting = " (one of them may keep the others waiting)"
+		}
+		return fmt.Errorf("GPU work of %s did not end %s%s: raise lock.timeout, or dump between long kernels", named(never), within, waiting)
 	}
 	return fmt.Errorf("%s could not all be locked at once %s: each was locked for a while, and last the GPU work of %s did not end, probably because they wait for each other: "+
 		"raise lock.timeout, or dump where all of them synchronize", named(l.Targets), within, named(l.unlocked()))

@@ -40,12 +40,13 @@ func TestRanksOfWhichSomeRunAheadAreDumped(t *testing.T) {
 }
 
 // TestARankWhoseWorkNeverEndsIsNamed, and no other rank is: the others were locked while it
-// was not. All of them run on.
+// was not. One that is further on than it could not be, because it waits for it. All of them run on.
 func TestARankWhoseWorkNeverEndsIsNamed(t *testing.T) {
 	testenv.Simulated(t, func(t *testing.T) {
 		host := testenv.NewHost(t, 2)
 		host.Setenv("CUCRIU_CONFIG", host.Config("version: 1\nlock: {timeout: 10s, try: 200ms}\n"))
 		job := host.Start(3, "--ranks", "3", "--ahead", "--hog-rank", "2", "--gpus", "0,1", "--tick-ms", "20", "--mib", "1")
+		testenv.Eventually(t, testenv.Soon, "rank 2 is far ahead of rank 1", func() bool { ticks := job.Ticks(); return ticks[2] > ticks[1]+50 })
 		run := host.TryDump(job, t.TempDir())
 		if run.Err == nil || !strings.Contains(run.Log, "lock.timeout (10s") {
 			t.Fatalf("criu dump: %v\n%s", run.Err, run.Lines())

@@ -95,7 +95,8 @@ static long cpu_ms(void)
 }
 
 /*
- * The first ticks after that come without a pause: each rank is ahead by a number of its own.
+ * The first ticks after that come without a pause: each rank is ahead by a number of its own, and the hog
+ * by far, because who is ahead of it waits for it without end once it is held.
  * Else the pause is so long that the job takes a tenth of a CPU at most, because many jobs
  * are tested at once. (A restored thread begins to count anew.)
  */
@@ -103,11 +104,12 @@ static void pause_after_tick(const struct worker *w)
 {
 	static long before;
 	long now = cpu_ms(), least = w->options->tick_ms, pause = 9 * (now - before);
+	uint64_t lead = w->role->rank == w->options->hog_rank ? 100 : 4u * w->role->rank;
 
 	before = now;
 	if (pause > 1000)
 		pause = 1000;
-	if (runs_ahead(w) && w->ticks % w->role->ahead < 4u * w->role->rank)
+	if (runs_ahead(w) && w->ticks % w->role->ahead < lead)
 		return;
 	if (w->role->ahead && file_exists(w->role->common, "stop"))
 		return; /* it takes many ticks more until all are level */
