@@ -43,11 +43,15 @@ const (
 	LetGo                      // close the own copy of that
 	Connect                    // make a socket through which it is sent back: [Status.Descriptor]
 	InKept                     // the way back from the copies on the GPUs
+	List                       // say what other processes have of the memory, and it of theirs: [Agent.Links]
+	Give                       // put descriptors of what others have into a socket: [Status.Descriptor]
+	Take                       // put up what is in that socket, and was taken down by Out
 )
 
 var names = map[Command]string{
 	Prepare: "prepare", Close: "close", Open: "open", Out: "out", In: "in", Finish: "finish",
 	OutKept: "out, kept", LetGo: "let go", Connect: "connect", InKept: "in, kept",
+	List: "list", Give: "give", Take: "take",
 }
 
 func (c Command) String() string { return names[c] }
@@ -97,6 +101,7 @@ type mailbox struct {
 
 	mailboxSince2
 	mailboxSince3
+	mailboxSince4
 }
 
 // mailboxSince2 is what version 2 has more.
@@ -112,6 +117,14 @@ type mailboxSince3 struct {
 	Hashing    hashing
 }
 
+// mailboxSince4 is what version 4 has more: struct sharing of share.h.
+type mailboxSince4 struct {
+	Name  [24]byte // of this process, as an owner
+	Down  uint32
+	Count uint32
+	Links uint64 // the address of as many [Link]
+}
+
 // hashing is struct hashing of hash.h.
 type hashing struct {
 	Generation, Base uint64
@@ -124,7 +137,7 @@ type hashing struct {
 
 const (
 	symbol        = "cucriu_guest"
-	version       = 3 // and those before: a job keeps the library with which it was started
+	version       = 4 // and those before: a job keeps the library with which it was started
 	versionOffset = 8
 	commandOffset = 12
 )
@@ -196,7 +209,8 @@ func mailboxIn(path string) (offset uint64, err error) {
 func (a *Agent) read() (box mailbox, err error) {
 	data := make([]byte, binary.Size(box))
 	read := 0
-	for v, size := range []int{len(data) - binary.Size(box.mailboxSince2) - binary.Size(box.mailboxSince3), binary.Size(box.mailboxSince2), binary.Size(box.mailboxSince3)} {
+	since := []int{binary.Size(box.mailboxSince2), binary.Size(box.mailboxSince3), binary.Size(box.mailboxSince4)}
+	for v, size := range slices.Concat([]int{len(data) - since[0] - since[1] - since[2]}, since) {
 		if v > 0 && int(binary.LittleEndian.Uint32(data[versionOffset:])) <= v {
 			break
 		}
@@ -220,14 +234,15 @@ type Status struct {
 	Closed  bool       // the gate is
 	Busy    bool       // a command is under way
 	Staging proc.Range // where the memory is, if it is [Emptied]; empty if the library does not say
-	// Descriptor is the socket of which the caller may take a copy after [OutKept] and [Connect]; -1 if there is none.
+	Down    bool       // memory of other processes is taken down
+	// Descriptor is the socket of which the caller may take a copy after [OutKept], [Connect] and [Give]; -1 if there is none.
 	Descriptor int
 }
 
 // Status returns what the agent says of itself.
 func (a *Agent) Status() (Status, error) {
 	box, err := a.read()
-	status := Status{box.State, box.Closed != 0, box.Done != box.Command, box.Staging, -1}
+	status := Status{State: box.State, Closed: box.Closed != 0, Busy: box.Done != box.Command, Staging: box.Staging, Down: box.Down > 0, Descriptor: -1}
 	if box.Version >= 3 {
 		status.Descriptor = int(box.Descriptor)
 	}
@@ -288,7 +303,7 @@ func (a *Agent) Compare(generation, base uint64, of proc.Range, copyAll bool) er
 	if err != nil {
 		return err
 	}
-	return a.process.WriteMemory(data, a.address+uint64(binary.Size(box)-binary.Size(h)))
+	return a.process.WriteMemory(data, a.address+uint64(binary.Size(box)-binary.Size(box.mailboxSince4)-binary.Size(h)))
 }
 
 // mostSlices is how many slices a process can have: 1 TiB at least.

@@ -130,6 +130,17 @@ func (b *wayBack) within(ctx context.Context, do func(context.Context) error) er
 var errNotGiven = errors.New("the library cannot be given it")
 
 func (b *wayBack) moveInKept(ctx context.Context, t *Target) error {
+	if err := t.hand(ctx, t.kept); err != nil {
+		return err
+	}
+	if err := b.Failpoint(ctx, string(b.Kind)+".back.kept"); err != nil {
+		return err
+	}
+	return t.obey(ctx, b.Session, agent.InKept)
+}
+
+// hand gives the library in a process a socket.
+func (t *Target) hand(ctx context.Context, socket *os.File) error {
 	if err := t.agent.Do(ctx, agent.Connect); err != nil {
 		return err
 	}
@@ -139,14 +150,11 @@ func (b *wayBack) moveInKept(ctx context.Context, t *Target) error {
 		to, err = t.ShareSocket(status.Descriptor)
 	}
 	if err == nil {
-		err = session.SendSocket(to, []byte{0}, t.kept)
+		err = session.SendSocket(to, []byte{0}, socket)
 		to.Close()
 	}
 	if err != nil {
 		return fmt.Errorf("%w: %w", errNotGiven, err)
 	}
-	if err := b.Failpoint(ctx, string(b.Kind)+".back.kept"); err != nil {
-		return err
-	}
-	return t.obey(ctx, b.Session, agent.InKept)
+	return nil
 }

@@ -176,6 +176,9 @@ func (s *Suspension) MoveMemory(ctx context.Context) error {
 	if err := s.measure(ctx); err != nil {
 		return err
 	}
+	if err := s.listShared(ctx, guests); err != nil {
+		return err
+	}
 	for _, t := range guests {
 		t.Member.Moved = true
 	}
@@ -350,7 +353,7 @@ func (t *Target) findAgent() (status agent.Status, err error) {
 // moveBack has the libraries bring back what they have moved. The processes are stopped, and their driver's state is
 // there.
 func (b *wayBack) moveBack(ctx context.Context) error {
-	return b.parallel(func(t *Target) error {
+	err := b.parallel(func(t *Target) error {
 		status, err := t.findAgent()
 		if err == nil && b.Kind == journal.KindRestore && t.Member.Gated && status.State == agent.Idle {
 			err = fmt.Errorf("process %d (%s): the library in it does not know where its GPU memory is", t.PID, t.Member.Name)
@@ -358,23 +361,8 @@ func (b *wayBack) moveBack(ctx context.Context) error {
 		if err != nil || status.State != agent.Emptied && !status.Busy {
 			return err
 		}
-		err = b.within(ctx, func(ctx context.Context) error {
-			helpers, err := t.helpers(ctx)
-			if err == nil {
-				err = hold(ctx, b.Session, t, helpers...)
-			}
-			return err
-		})
-		if err != nil && !errors.Is(err, inject.ErrFiltered) {
-			return err
-		}
-		return t.withHelpers(ctx, func() error {
-			err := b.within(ctx, func(ctx context.Context) error {
-				if err := b.unlockTarget(ctx, t); err != nil {
-					return err
-				}
-				return b.Failpoint(ctx, string(b.Kind)+".back.moving")
-			})
+		return b.withLibrary(ctx, t, func() error {
+			err := b.Failpoint(ctx, string(b.Kind)+".back.moving")
 			if err == nil {
 				err = b.moveIn(ctx, t)
 			}
@@ -383,6 +371,30 @@ func (b *wayBack) moveBack(ctx context.Context) error {
 			}
 			return err
 		})
+	})
+	if err != nil {
+		return err
+	}
+	return b.shareAgain(ctx)
+}
+
+// withLibrary does something while, of a process that is stopped and unlocked, the threads of the driver and of the library run.
+func (b *wayBack) withLibrary(ctx context.Context, t *Target, do func() error) error {
+	err := b.within(ctx, func(ctx context.Context) error {
+		helpers, err := t.helpers(ctx)
+		if err == nil {
+			err = hold(ctx, b.Session, t, helpers...)
+		}
+		return err
+	})
+	if err != nil && !errors.Is(err, inject.ErrFiltered) {
+		return err
+	}
+	return t.withHelpers(ctx, func() error {
+		if err := b.within(ctx, func(ctx context.Context) error { return b.unlockTarget(ctx, t) }); err != nil {
+			return err
+		}
+		return do()
 	})
 }
 

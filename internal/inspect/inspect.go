@@ -144,7 +144,7 @@ func (s *snapshot) askDriver(ctx context.Context, runDir string, prefetched *Pre
 	if !in.kernel.isAbout(in.Processes) {
 		in.kernel = askKernel(driver, runDir, in.Processes)
 	}
-	losses, err := s.lossFindings(in.kernel, in.Processes)
+	losses, err := s.lossFindings(in.kernel, in.Processes, isServed)
 	in.Findings = append(in.Findings, losses...)
 	return in, gone, err
 }
@@ -155,7 +155,7 @@ func Named(ctx context.Context, driver *cudackpt.Driver, runDir string, processe
 	if err := Measure(ctx, driver, processes); err != nil {
 		return nil, err
 	}
-	losses, err := Losses(driver, runDir, processes)
+	losses, err := LossesOf(driver, runDir, processes)
 	return slices.Concat(DifferentGPUs(processes), losses), err
 }
 

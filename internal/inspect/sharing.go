@@ -13,6 +13,7 @@ import (
 
 	"cucriu/cudackpt"
 	"cucriu/hooks/preflight"
+	"cucriu/internal/agent"
 	"cucriu/internal/nvrm"
 	"cucriu/internal/proc"
 )
@@ -27,16 +28,43 @@ import (
 // Losses looks in processes for what the driver would checkpoint and never restore. Some
 // of the processes may have ended. NVML must have been asked about them: see [Measure].
 func Losses(driver *cudackpt.Driver, runDir string, processes []Process) (preflight.Findings, error) {
-	return new(snapshot).lossFindings(askKernel(driver, runDir, processes), processes)
+	return new(snapshot).lossFindings(askKernel(driver, runDir, processes), processes, nil)
 }
 
-// lossFindings says what follows from the kernel module's answer about processes.
-func (s *snapshot) lossFindings(kernel kernelAnswer, processes []Process) (preflight.Findings, error) {
+// LossesOf is [Losses] while the memory is where the job has it: what the libraries in processes take down and put up
+// again is none.
+func LossesOf(driver *cudackpt.Driver, runDir string, processes []Process) (preflight.Findings, error) {
+	return new(snapshot).lossFindings(askKernel(driver, runDir, processes), processes, isServed)
+}
+
+// isServed reports whether a process has a library that takes down what it shares with others that have it, too.
+func isServed(p Process) bool {
+	if !agent.ServesSharing() {
+		return false
+	}
+	process, err := proc.Reopen(p.Ident)
+	if err != nil {
+		return false
+	}
+	defer process.Close()
+	a, err := agent.Find(process)
+	return err == nil && a != nil && a.KnowsOwners()
+}
+
+// lossFindings says what follows from the kernel module's answer about processes. What those share that are served, is
+// no loss; if served is nil, it is.
+func (s *snapshot) lossFindings(kernel kernelAnswer, processes []Process, served func(Process) bool) (preflight.Findings, error) {
 	findings, err := s.peersOf(processes, kernel.holdings)
 	if err != nil {
 		return nil, err
 	}
+	isServed := func(pid int) bool {
+		return slices.ContainsFunc(processes, func(p Process) bool { return p.PID == pid && served != nil && served(p) })
+	}
 	for _, share := range kernel.shares {
+		if isServed(share.PID) && isServed(share.With) {
+			continue
+		}
 		findings = append(findings, sharingFinding(processes, share))
 	}
 	if kernel.unknown == nil {

@@ -24,8 +24,9 @@
 #include "gate.h"
 #include "hash.h"
 #include "keep.h"
+#include "share.h"
 
-enum command { PREPARE = 1, CLOSE, OPEN, OUT, IN, FINISH, OUT_KEPT, LET_GO, CONNECT, IN_KEPT };
+enum command { PREPARE = 1, CLOSE, OPEN, OUT, IN, FINISH, OUT_KEPT, LET_GO, CONNECT, IN_KEPT, LIST, GIVE, TAKE };
 enum state { IDLE, PREPARED, EMPTY };
 
 #define GUEST_BUSY (-1)	   /* a thread of the program was stopped while it had the records */
@@ -35,7 +36,7 @@ enum state { IDLE, PREPARED, EMPTY };
 #define MOST_THREADS (MOST_COPIERS + 1)
 
 #ifndef VERSION /* the tests have older ones, of which who dumps the process knows less */
-#define VERSION 3
+#define VERSION 4
 #endif
 
 /* internal/agent has the same. */
@@ -56,6 +57,8 @@ EXPORT struct mailbox {
 	uint32_t kept_count;
 	uint64_t kept; /* where it says how much memory stays on each GPU */
 	struct hashing hashing;
+	/* since version 4 */
+	struct sharing sharing;
 } cucriu_guest = {.magic = "cucriu\1", .version = VERSION, .descriptor = -1};
 
 #define NAME "cucriu-guest" /* of the threads */
@@ -75,6 +78,7 @@ static size_t staging_size;
 static bool *zeros; /* behind it: slices that are not in it, because every byte is 0 */
 static size_t slice; /* what is copied at once: much needs a larger ring */
 static uint64_t next; /* the offset in staging that nobody copies yet */
+static bool listed;   /* who moves this memory knows what other processes have of it */
 static int failed;    /* the first failure of a copier */
 /* What the copiers do: they begin when the round changes, and the last of them wakes the agent. */
 static enum { BEGIN_THREAD, SET_UP, COPY_OUT, COPY_IN, CLEAR_UP, LEAVE } task;
@@ -304,8 +308,18 @@ static bool take_records(void)
 	return false;
 }
 
+/* Has it memory of other processes, or others memory of it? For who has the records for himself. */
+static bool shares(void)
+{
+	for (const struct memory *m = memory_first(); m; m = m->next)
+		if (share_is(m))
+			return true;
+	return false;
+}
+
 static void finish(void)
 {
+	listed = false;
 	if (copier_count)
 		have_copiers(LEAVE);
 	copier_count = 0;
@@ -318,7 +332,7 @@ static int prepare(void)
 
 	{
 		ALONE;
-		if (memory_total() < PART)
+		if (memory_total() < PART && !shares())
 			return GUEST_NOTHING;
 	}
 	failed = 0;
@@ -384,7 +398,7 @@ static int copy_all(int direction)
 	return r;
 }
 
-/* Which GPUs may use memory, if that is the same for all of it. Its own must be able to write it, for the way back. */
+/* Which GPUs may use memory, if that is the same for all of it. */
 static bool find_access(struct memory *m)
 {
 	int n = 0;
@@ -408,6 +422,12 @@ static bool find_access(struct memory *m)
 		if (first)
 			m->access[m->access_count++] = (struct access){where, (int)first};
 	}
+	return true;
+}
+
+/* Its own GPU must be able to write it, for the way back. */
+static bool is_writable(const struct memory *m)
+{
 	for (size_t i = 0; i < m->access_count; i++)
 		if (m->access[i].location.id == m->wanted.location.id && m->access[i].flags == CU_MEM_ACCESS_FLAGS_PROT_READWRITE)
 			return true;
@@ -418,7 +438,35 @@ static bool can_be_moved(struct memory *m)
 {
 	const int d = m->wanted.location.id;
 
-	return m->mappings && !m->shared && !m->opened && !m->ending && d >= 0 && d < MOST_GPUS && contexts[d] && (!m->companion || ordinary_lives(m)) && find_access(m);
+	return m->mappings && (listed || !m->shared) && !m->tied && !m->opened && !m->ending && d >= 0 && d < MOST_GPUS && contexts[d] &&
+	       (!m->companion || ordinary_lives(m)) && find_access(m) && is_writable(m);
+}
+
+static int list(void)
+{
+	struct sharing s = {.down = 0};
+	bool all = true;
+
+	if (!take_records())
+		return GUEST_BUSY;
+	find_contexts();
+	listed = true;
+	memcpy(s.name, ipc_name(), sizeof s.name);
+	for (struct memory *m = memory_first(); m && all; m = m->next)
+		if (share_is(m))
+			all = share_add(&s, m, m->opened ? find_access(m) : can_be_moved(m));
+	cucriu_guest.sharing = s;
+	parts_give(NULL);
+	return all ? CUDA_SUCCESS : CUDA_ERROR_OUT_OF_MEMORY;
+}
+
+static void count_down(void)
+{
+	uint32_t n = 0;
+
+	for (const struct memory *m = memory_first(); m; m = m->next)
+		n += m->opened && m->out;
+	cucriu_guest.sharing.down = n;
 }
 
 /* Maps memory everywhere up to a mapping, or nowhere. */
@@ -528,6 +576,14 @@ static CUresult rehearse(struct memory *m)
 	return r;
 }
 
+static bool opens(void)
+{
+	for (const struct memory *m = memory_first(); m; m = m->next)
+		if (share_is(m) && m->opened)
+			return true;
+	return false;
+}
+
 /* With KEEPING, the GPUs keep a copy, if they can. */
 static int out(bool keeping)
 {
@@ -547,6 +603,8 @@ static int out(bool keeping)
 		m->staged = size;
 		size += (m->size + slice - 1) / slice * slice;
 	}
+	if (!size && listed && opens())
+		size = slice; /* what is taken down has no copy; so much is never looked at */
 	if (!size)
 		r = GUEST_NOTHING;
 	for (m = memory_first(); m && !r; m = m->next)
@@ -562,10 +620,11 @@ static int out(bool keeping)
 	if (!r && keeping)
 		cucriu_guest.descriptor = keep();
 	for (m = memory_first(); m && !r; m = m->next)
-		if (m->moving) {
+		if (m->moving || (listed && share_is(m) && m->opened && find_access(m))) {
 			r = take_down(m);
 			agent_progress();
 		}
+	count_down();
 	if (!r)
 		hash_end(&cucriu_guest.hashing, (uintptr_t)staging);
 	parts_give(NULL);
@@ -587,7 +646,7 @@ static int in(void)
 		return GUEST_BUSY;
 	let_go();
 	for (m = memory_first(); m && !r; m = m->next)
-		if (m->out) {
+		if (m->out && !m->opened) {
 			r = put_up(m);
 			m->out = r != CUDA_SUCCESS;
 			agent_progress();
@@ -613,7 +672,7 @@ static int in_kept(void)
 		return GUEST_BUSY;
 	int r = kept_take();
 	for (struct memory *m = memory_first(); m && !r; m = m->next)
-		if (m->out) {
+		if (m->out && !m->opened) {
 			r = kept_put_up(m, contexts[m->wanted.location.id]);
 			m->out = r != CUDA_SUCCESS;
 			agent_progress();
@@ -621,6 +680,28 @@ static int in_kept(void)
 	let_go();
 	if (!r)
 		forget_staging();
+	parts_give(NULL);
+	return r;
+}
+
+static int give(void)
+{
+	if (!take_records())
+		return GUEST_BUSY;
+	cucriu_guest.descriptor = share_give();
+	parts_give(NULL);
+	return cucriu_guest.descriptor < 0 ? CUDA_ERROR_OUT_OF_MEMORY : CUDA_SUCCESS;
+}
+
+static CUresult put_up_opened(struct memory *m) { return map_until(m, NULL); }
+
+static int take(void)
+{
+	if (!take_records())
+		return GUEST_BUSY;
+	int r = share_take(put_up_opened);
+	cucriu_guest.descriptor = -1;
+	count_down();
 	parts_give(NULL);
 	return r;
 }
@@ -646,11 +727,14 @@ static int obey(enum command what)
 	case OUT_KEPT: return state == PREPARED ? out(what == OUT_KEPT) : state == EMPTY ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
 	case LET_GO: let_go(); return CUDA_SUCCESS;
 	case IN: return state == EMPTY ? in() : CUDA_SUCCESS;
-	case CONNECT: return state == EMPTY ? expect_kept() : CUDA_ERROR_INVALID_VALUE;
+	case CONNECT: return state != IDLE ? expect_kept() : CUDA_ERROR_INVALID_VALUE;
 	case IN_KEPT: return state == EMPTY ? in_kept() : CUDA_SUCCESS;
+	case LIST: return state == PREPARED ? list() : CUDA_ERROR_INVALID_VALUE;
+	case GIVE: return state == PREPARED ? give() : CUDA_ERROR_INVALID_VALUE;
+	case TAKE: return state == PREPARED ? take() : CUDA_ERROR_INVALID_VALUE;
 	case OPEN:
 	case FINISH:
-		if (state == EMPTY)
+		if (state == EMPTY || cucriu_guest.sharing.down)
 			break;
 		let_go();
 		gate(false);

@@ -15,3 +15,6 @@ bool ordinary_lives(const struct memory *m);
 struct memory *ordinary_begin_end(CUdeviceptr at, bool opened);
 /* FREED is what the driver answered when the companion was given back. If it did not let it go now, the memory stays. */
 CUresult ordinary_end(struct memory *m, CUresult freed);
+
+/* By which others ask for what this process has given: ipc.c. */
+const char *ipc_name(void);

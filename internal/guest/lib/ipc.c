@@ -41,6 +41,8 @@ static bool listening;
 static unsigned long long numbers;
 static pthread_mutex_t opening = PTHREAD_MUTEX_INITIALIZER; /* one opens at a time: a context has one mapping of each memory */
 
+const char *ipc_name(void) { return own_name; }
+
 /* Repeats a call that a signal, a stop or a freeze of the process has interrupted. */
 #define AGAIN(call)                                                                                                    \
 	({                                                                                                             \

@@ -5,99 +5,44 @@
  * comes back is copied, on its GPU, into new memory.
  */
 #define _GNU_SOURCE
-#include <errno.h>
 #include <string.h>
 #include <sys/mman.h>
-#include <sys/socket.h>
 #include <unistd.h>
 
 #include "agent.h"
 #include "keep.h"
-
-#define BATCH 64 /* descriptors in a message; as many are open at once */
+#include "rights.h"
 
 struct kept kept[MOST_GPUS];
-
-static int ours = -1, theirs = -1; /* the ends of a pair of sockets; the other side takes the second */
 
 /* Of the socket that was sent back: what was read of it. */
 static int received[BATCH];
 static size_t received_count, received_used;
 
-static void hang_up(int *socket)
-{
-	if (*socket >= 0)
-		close(*socket);
-	*socket = -1;
-}
-
 void keep_hang_up(void)
 {
 	while (received_used < received_count)
 		close(received[received_used++]);
-	hang_up(&ours);
-	hang_up(&theirs);
+	rights_hang_up();
 }
 
-static bool make_sockets(void)
-{
-	int pair[2];
-
-	keep_hang_up();
-	if (socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0, pair))
-		return false;
-	ours = pair[0];
-	theirs = pair[1];
-	return true;
-}
-
-int keep_connect(void) { return make_sockets() ? theirs : -1; }
-
-union control {
-	struct cmsghdr header;
-	char space[CMSG_SPACE(BATCH * sizeof(int))];
-};
-
-static bool send_descriptors(const int *list, size_t n)
-{
-	union control control = {.header = {.cmsg_len = CMSG_LEN(n * sizeof *list), .cmsg_level = SOL_SOCKET, .cmsg_type = SCM_RIGHTS}};
-	struct iovec data = {"", 1};
-	struct msghdr message = {.msg_iov = &data, .msg_iovlen = 1, .msg_control = &control, .msg_controllen = CMSG_SPACE(n * sizeof *list)};
-
-	memcpy(CMSG_DATA(&control.header), list, n * sizeof *list);
-	return sendmsg(ours, &message, MSG_NOSIGNAL) == 1;
-}
-
-static void receive_descriptors(void)
-{
-	union control control;
-	char byte;
-	struct iovec data = {&byte, 1};
-	struct msghdr message = {.msg_iov = &data, .msg_iovlen = 1, .msg_control = &control, .msg_controllen = sizeof control};
-
-	received_count = received_used = 0;
-	if (recvmsg(ours, &message, MSG_CMSG_CLOEXEC) != 1 || message.msg_flags & MSG_CTRUNC || message.msg_controllen < CMSG_LEN(0) || control.header.cmsg_type != SCM_RIGHTS)
-		return;
-	received_count = (control.header.cmsg_len - CMSG_LEN(0)) / sizeof *received;
-	memcpy(received, CMSG_DATA(&control.header), received_count * sizeof *received);
-}
+int keep_connect(void) { return rights_open(); }
 
 /* The next descriptor, which is the caller's to close; -1 if there is none. */
 static int next_descriptor(void)
 {
-	if (received_used == received_count)
-		receive_descriptors();
+	char byte;
+
+	if (received_used == received_count) {
+		received_count = rights_receive(&byte, 1, received);
+		received_used = 0;
+	}
 	return received_used < received_count ? received[received_used++] : -1;
 }
 
 CUresult kept_take(void)
 {
-	int socket = next_descriptor();
-
-	hang_up(&ours);
-	hang_up(&theirs);
-	ours = socket;
-	return socket < 0 ? CUDA_ERROR_INVALID_VALUE : CUDA_SUCCESS;
+	return rights_take() ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
 }
 
 /* Descriptors on their way into the socket. */
@@ -108,7 +53,7 @@ struct batch {
 
 static bool flush(struct batch *b)
 {
-	const bool sent = !b->count || send_descriptors(b->list, b->count);
+	const bool sent = !b->count || rights_send("", 1, b->list, b->count);
 
 	while (b->count)
 		close(b->list[--b->count]);
@@ -129,7 +74,7 @@ static bool keep_parts(const struct memory *m, struct batch *b)
 int keep(void)
 {
 	struct batch batch = {.count = 0};
-	bool all = make_sockets();
+	bool all = rights_open() >= 0;
 
 	memset(kept, 0, sizeof kept);
 	for (const struct memory *m = memory_first(); m && all; m = m->next) {
@@ -140,10 +85,7 @@ int keep(void)
 		all = !driver.cuDeviceGetUuid_v2(k->gpu, m->wanted.location.id) && keep_parts(m, &batch);
 	}
 	all = flush(&batch) && all;
-	hang_up(&ours);
-	if (!all)
-		hang_up(&theirs);
-	return theirs;
+	return rights_leave(all);
 }
 
 /* Takes a part away again, up to a mapping. */

@@ -379,7 +379,7 @@ static CUresult make_whole(struct memory *m)
 	CUresult r;
 
 	if (m->count == 1) {
-		m->shared = true;
+		m->tied = true;
 		return CUDA_SUCCESS;
 	}
 	if (m->mappings && (driver.cuCtxGetCurrent(&context) || !context))
@@ -398,7 +398,7 @@ static CUresult make_whole(struct memory *m)
 	m->parts[0] = whole;
 	m->count = 1;
 	m->part_size = m->size;
-	m->shared = true;
+	m->tied = true;
 	return CUDA_SUCCESS;
 }
 

@@ -33,7 +33,8 @@ struct memory {
 	size_t asked;
 	bool synchronous; /* SYNC_MEMOPS is set: memops.c */
 	bool ending;	  /* a thread gives it back */
-	bool shared;	  /* other processes may have it, or other memory of the driver's be tied to it */
+	bool shared;	  /* other processes may have it */
+	bool tied;	  /* and not by way of ipc.c, or other memory of the driver's is tied to it */
 	/* Of memory that the agent moves to the host and back: agent.c. */
 	bool moving, out;
 	size_t staged; /* where its copy is */
@@ -47,6 +48,7 @@ struct memory {
 	char owner[24];
 	unsigned long long number;
 	unsigned opened; /* how often it was opened here: it is another process's */
+	size_t taken;	 /* how many of its parts are here again: share.c */
 };
 
 /* The rest of a function has the records for itself. */

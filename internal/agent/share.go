@@ -1,0 +1,38 @@
+package agent
+
+import "os"
+
+// Owner is a name that a library has given itself, by which others know whose memory they have.
+type Owner [24]byte
+
+// Link is memory that a process has given to others, or opened of another's.
+type Link struct {
+	Owner   Owner
+	Number  uint64 // of the owner's
+	Opened  uint32 // not 0: it is another process's
+	Movable uint32 // not 0: it can be taken down and put up again
+}
+
+// mostLinks is MOST_LINKS of share.h.
+const mostLinks = 4096
+
+// KnowsOwners reports whether the library knows [List].
+func (a *Agent) KnowsOwners() bool {
+	box, err := a.read()
+	return err == nil && box.Version >= 4
+}
+
+// Links returns what [List] has found, and how the process is called as an owner. A library that does not know that
+// returns nothing.
+func (a *Agent) Links() (name Owner, links []Link, err error) {
+	box, err := a.read()
+	if err != nil || box.Version < 4 || box.Count == 0 {
+		return name, nil, err
+	}
+	links = make([]Link, min(box.Count, mostLinks))
+	return box.Name, links, a.readTable(links, box.Links)
+}
+
+// ServesSharing reports whether memory that processes of a job share is taken down and put up again, if all of them have the
+// library. Until that was seen on a GPU, it has to be asked for.
+func ServesSharing() bool { return os.Getenv("CUCRIU_SHARING") == "1" }

@@ -1,0 +1,177 @@
+package engine
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"slices"
+
+	"cucriu/hooks/preflight"
+	"cucriu/internal/agent"
+	"cucriu/internal/inspect"
+	"cucriu/internal/journal"
+)
+
+// The driver restores no process that has memory of another one. If all processes of a job have the library, that is taken
+// down when the memory moves to the host, and the kernel module is asked whether anything is left ([Suspension.Trace]).
+// On the way back, when every process has its own memory again, owners give the others descriptors of it.
+
+// listShared asks the libraries what the processes have of each other, and refuses what could not be put up again. The
+// program's threads are parked, so nothing is added.
+func (s *Suspension) listShared(ctx context.Context, guests []*Target) error {
+	if !agent.ServesSharing() || len(s.Targets) < 2 {
+		return nil
+	}
+	knowing := slices.DeleteFunc(slices.Clone(guests), func(t *Target) bool { return !t.agent.KnowsOwners() })
+	err := Parallel(knowing, func(t *Target) error {
+		return t.withHelpers(ctx, func() error {
+			if err := t.CUDA.Unlock(ctx); err != nil {
+				return err
+			}
+			t.locked = false
+			if err := t.obey(ctx, s.Session, agent.List); err != nil {
+				return err
+			}
+			got, err := t.CUDA.TryLock(ctx, s.Config.Lock.Try)
+			if err == nil && !got {
+				err = fmt.Errorf("process %d (%s) could not be locked again", t.PID, t.Member.Name)
+			}
+			t.locked = got
+			return err
+		})
+	})
+	if err != nil {
+		return err
+	}
+	shared, err := matchLinks(knowing)
+	if err != nil || !shared {
+		return err
+	}
+	for _, t := range knowing {
+		if err := t.agent.CanKeep(ctx); err != nil {
+			return fmt.Errorf("process %d (%s): what it shares could not be put up again: %w", t.PID, t.Member.Name, err)
+		}
+	}
+	findings, err := inspect.LossesOf(s.Driver, s.Config.RunDir, journal.ProcessesOf(s.Members))
+	if err != nil {
+		return err
+	}
+	if errs := findings.Of(preflight.SeverityError); len(errs) > 0 {
+		return fmt.Errorf("found after the inspection: %s", errs[0])
+	}
+	return nil
+}
+
+// memoryOf is memory by its owner's name and number for it.
+type memoryOf struct {
+	owner  agent.Owner
+	number uint64
+}
+
+// matchLinks finds the owner of everything that was opened, and reports whether anything was given to others at all.
+func matchLinks(targets []*Target) (shared bool, err error) {
+	given := make(map[memoryOf]agent.Link)
+	opened := make(map[*Target][]agent.Link)
+	for _, t := range targets {
+		_, links, err := t.agent.Links()
+		if err != nil {
+			return false, err
+		}
+		shared = shared || len(links) > 0
+		for _, l := range links {
+			if l.Opened == 0 {
+				given[memoryOf{l.Owner, l.Number}] = l
+			} else {
+				opened[t] = append(opened[t], l)
+			}
+		}
+	}
+	for t, links := range opened {
+		for _, l := range links {
+			owners, has := given[memoryOf{l.Owner, l.Number}]
+			switch {
+			case !has:
+				return shared, fmt.Errorf("process %d (%s) has GPU memory of a process that is not there, or has given it back: it could not be put up again", t.PID, t.Member.Name)
+			case owners.Movable == 0 || l.Movable == 0:
+				return shared, fmt.Errorf("process %d (%s) has GPU memory of another process that cannot be taken down and put up again", t.PID, t.Member.Name)
+			}
+		}
+	}
+	return shared, nil
+}
+
+// shareAgain puts up what processes have of each other, which all have their own memory again.
+func (b *wayBack) shareAgain(ctx context.Context) error {
+	var without, owners []*Target
+	for _, t := range b.cuda {
+		status, err := t.findAgent()
+		if err != nil {
+			return err
+		}
+		if status.Down {
+			without = append(without, t)
+		}
+		if t.agent != nil && t.agent.KnowsOwners() {
+			owners = append(owners, t)
+		}
+	}
+	for _, t := range without {
+		for _, owner := range owners {
+			if owner == t {
+				continue
+			}
+			if err := b.share(ctx, owner, t); err != nil {
+				return fmt.Errorf("memory of process %d (%s) for process %d (%s): %w", owner.PID, owner.Member.Name, t.PID, t.Member.Name, err)
+			}
+		}
+		if status, err := t.agent.Status(); err != nil {
+			return err
+		} else if status.Down {
+			return fmt.Errorf("process %d (%s) has not all memory of other processes again", t.PID, t.Member.Name)
+		}
+	}
+	return nil
+}
+
+// share has one process give another one what this has of it.
+func (b *wayBack) share(ctx context.Context, owner, to *Target) error {
+	var socket *os.File
+	err := b.withLibrary(ctx, owner, func() (err error) {
+		socket, err = b.give(ctx, owner)
+		return err
+	})
+	if err != nil {
+		return err
+	}
+	defer socket.Close()
+	return b.withLibrary(ctx, to, func() error {
+		return b.within(ctx, func(ctx context.Context) error {
+			if err := to.hand(ctx, socket); err != nil {
+				return err
+			}
+			if err := b.Failpoint(ctx, string(b.Kind)+".back.share"); err != nil {
+				return err
+			}
+			return to.obey(ctx, b.Session, agent.Take)
+		})
+	})
+}
+
+func (b *wayBack) give(ctx context.Context, owner *Target) (socket *os.File, err error) {
+	err = b.within(ctx, func(ctx context.Context) error {
+		for _, c := range []agent.Command{agent.Prepare, agent.Give} {
+			if err := owner.obey(ctx, b.Session, c); err != nil {
+				return err
+			}
+		}
+		status, err := owner.agent.Status()
+		if err == nil {
+			socket, err = owner.ShareSocket(status.Descriptor)
+		}
+		if err != nil {
+			return err
+		}
+		return owner.agent.Do(ctx, agent.LetGo)
+	})
+	return socket, err
+}

@@ -1,0 +1,29 @@
+/* share.h: memory that processes of a job have of each other. For the agent alone. */
+#pragma once
+#include "parts.h"
+
+/* One memory that this process has given, or opened; internal/agent has the same. */
+struct link {
+	char owner[24];
+	uint64_t number;
+	uint32_t opened;  /* it is another process's */
+	uint32_t movable; /* it can be taken down here */
+};
+
+/* What the agent says of it. */
+struct sharing {
+	char name[24]; /* of this process, as an owner */
+	uint32_t down; /* how much of others' memory is taken down */
+	uint32_t count;
+	uint64_t links; /* the address of as many, since LIST */
+};
+
+#define MOST_LINKS 4096
+
+/* Adds a memory to the list. false: there are too many. */
+bool share_add(struct sharing *s, const struct memory *m, bool movable);
+bool share_is(const struct memory *m);
+/* Puts descriptors of all memory that was given into a socket, and returns that; -1 if it cannot. */
+int share_give(void);
+/* What was opened, and is in the socket that was sent here, gets its parts again; PUT_UP maps it. */
+CUresult share_take(CUresult (*put_up)(struct memory *m));
