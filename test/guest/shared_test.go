@@ -6,28 +6,46 @@ import (
 	"cucriu/internal/testenv"
 )
 
+// sharers are jobs whose processes have memory of each other.
+var sharers = map[string][]string{
+	"cuIpc":                {"--ipc", "--mib", "32"},
+	"handles":              {"--ipc-vmm", "--mib", "32"},
+	"handles, much memory": {"--ipc-vmm", "--mib", "300", "--memory", "vmm"},
+}
+
+// startSharing starts a job whose processes share memory, with the library, which is asked to serve that.
+func startSharing(t *testing.T, host *testenv.Host, args ...string) *testenv.Job {
+	t.Helper()
+	host.Setenv("CUCRIU_CONFIG", host.Config(patient))
+	host.Setenv("CUCRIU_SHARING", "1")
+	job := host.StartUnder(testenv.WithGuest(t), 2, args...)
+	job.Runs()
+	return job
+}
+
 // TestWhatProcessesShareComesBack: it is taken down before the driver checkpoints, and put up again when all have their own.
 func TestWhatProcessesShareComesBack(t *testing.T) {
-	testenv.Simulated(t, func(t *testing.T) {
-		host := testenv.NewHost(t, 2, "--mib-per-gpu", "400")
-		host.Setenv("CUCRIU_CONFIG", host.Config(patient))
-		host.Setenv("CUCRIU_SHARING", "1")
-		job := host.StartUnder(testenv.WithGuest(t), 2, "--ipc", "--mib", "32")
-		job.Runs()
-		for range 2 {
-			moved(t, host, host.TryDump(job, testenv.NewImages(t), "-R"))
-			host.WaitOutcome("running")
-			job.Runs()
-			job.Check()
-		}
-		images := testenv.NewImages(t)
-		moved(t, host, host.TryDump(job, images))
-		host.Restore(images)
-		job.Runs()
-		job.Check()
-		moved(t, host, host.TryDump(job, testenv.NewImages(t), "-R"))
-		host.WaitOutcome("running")
-		job.Runs()
-		job.Check()
-	})
+	testenv.Parallel(t)
+	for name, args := range sharers {
+		t.Run(name, func(t *testing.T) {
+			testenv.Simulated(t, func(t *testing.T) {
+				host := testenv.NewHost(t, 2, "--mib-per-gpu", "800")
+				job := startSharing(t, host, args...)
+				goesOn := func() {
+					moved(t, host, host.TryDump(job, testenv.NewImages(t), "-R"))
+					host.WaitOutcome("running")
+					job.Runs()
+					job.Check()
+				}
+				goesOn()
+				goesOn()
+				images := testenv.NewImages(t)
+				moved(t, host, host.TryDump(job, images))
+				host.Restore(images)
+				job.Runs()
+				job.Check()
+				goesOn()
+			})
+		})
+	}
 }

@@ -6,6 +6,8 @@
  *   cuMemMap, cuMemRelease, cuMemRetainAllocationHandle,
  *   cuMemGetAllocationPropertiesFromHandle
  *                                  all parts under one handle
+ *   cuMemExportToShareableHandle, cuMemImportFromShareableHandle
+ *                                  on request, what processes share is known, and can be taken down (ipc.c)
  *   cuMemExportToShareableHandle, cuMulticastBindMem, cuMulticastBindAddr, cuMemMapArrayAsync
  *                                  what takes one allocation gets one: the memory is made whole
  *   cuMemGetAddressRange, cuPointerGetAttribute, cuPointerGetAttributes
@@ -33,6 +35,7 @@ SERVED(CUresult, cuMemUnmap, CUdeviceptr at, size_t size)
 SERVED(CUresult, cuMemRetainAllocationHandle, CUhandle *handle, void *at)
 SERVED(CUresult, cuMemGetAllocationPropertiesFromHandle, struct properties *its, CUhandle handle)
 SERVED(CUresult, cuMemExportToShareableHandle, void *out, CUhandle handle, int type, unsigned long long flags)
+SERVED(CUresult, cuMemImportFromShareableHandle, CUhandle *out, void *descriptor, int type)
 SERVED(CUresult, cuMemMapArrayAsync, struct array_mapping *list, unsigned count, void *stream)
 SERVED(CUresult, cuMemMapArrayAsync_ptsz, struct array_mapping *list, unsigned count, void *stream)
 SERVED(CUresult, cuMulticastBindMem, CUhandle group, size_t group_offset, CUhandle handle, size_t offset, size_t size, unsigned long long flags)
@@ -92,7 +95,6 @@ CALL(CUresult, cuCtxGetCurrent, CUcontext *out)
 CALL(CUresult, cuCtxPushCurrent_v2, CUcontext context)
 CALL(CUresult, cuCtxPopCurrent_v2, CUcontext *out)
 CALL(CUresult, cuCtxSynchronize, void)
-CALL(CUresult, cuMemImportFromShareableHandle, CUhandle *out, void *descriptor, int type)
 CALL(CUresult, cuMemAddressReserve, CUdeviceptr *out, size_t size, size_t alignment, CUdeviceptr at, unsigned long long flags)
 CALL(CUresult, cuMemAddressFree, CUdeviceptr at, size_t size)
 CALL(CUresult, cuMemGetAccess, unsigned long long *flags, const struct location *who, CUdeviceptr at)

@@ -1,14 +1,17 @@
 /*
  * ipc.c: cuIpc for the memory of alloc.c. The driver gives handles to its own memory only.
  * So the handle has the name of a socket, on which a thread of the process that gave it out
- * answers with a descriptor for each part.
+ * answers with a descriptor for each part. An export of memory that was made by cuMemCreate is the same: the descriptor that the
+ * program gets is that of a small file in memory, in which the handle is.
  */
 #define _GNU_SOURCE
 #include <errno.h>
 #include <fcntl.h>
 #include <poll.h>
 #include <pthread.h>
+#include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
 #include <sys/socket.h>
 #include <sys/un.h>
 #include <time.h>
@@ -223,24 +226,63 @@ static bool listen_for_others(void)
 	return listening;
 }
 
+/* What others need to have memory, too. */
+static CUresult make_ticket(struct ticket *t, struct memory *m, size_t asked)
+{
+	if (!listen_for_others())
+		return CUDA_ERROR_OUT_OF_MEMORY;
+	if (!m->number)
+		m->number = ++numbers;
+	*t = (struct ticket){.magic = MAGIC, .number = m->number, .asked = asked, .part_size = m->part_size};
+	memcpy(t->name, own_name, sizeof t->name);
+	return CUDA_SUCCESS;
+}
+
+bool ipc_serves_handles(void)
+{
+	static int serves;
+
+	if (!serves) {
+		const char *asked = getenv("CUCRIU_SHARING");
+		serves = asked && !strcmp(asked, "1") ? 1 : -1;
+	}
+	return serves > 0;
+}
+
+#define SEALS (F_SEAL_SEAL | F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_WRITE)
+
+int ipc_export(struct memory *m)
+{
+	struct ticket t;
+
+	if (!ipc_serves_handles() || make_ticket(&t, m, m->size))
+		return -1;
+	int fd = memfd_create("cucriu-guest", MFD_CLOEXEC | MFD_ALLOW_SEALING);
+	if (fd >= 0 && (write(fd, &t, sizeof t) != sizeof t || fcntl(fd, F_ADD_SEALS, SEALS))) {
+		close(fd);
+		return -1;
+	}
+	return fd;
+}
+
+/* Is a descriptor one of those? The file cannot change any more. */
+static bool read_ticket(int fd, struct ticket *t)
+{
+	return fcntl(fd, F_GET_SEALS) == SEALS && pread(fd, t, sizeof *t, 0) == sizeof *t && !memcmp(t->magic, MAGIC, sizeof t->magic);
+}
+
 CUresult cuIpcGetMemHandle(struct ipc *out, CUdeviceptr at)
 {
-	struct ticket t = {.magic = MAGIC};
+	struct ticket t;
 
 	BEGIN(driver.cuIpcGetMemHandle(out, at));
 	struct memory *m = out ? ordinary_at(at) : NULL;
 	if (!m || m->opened)
 		return driver.cuIpcGetMemHandle(out, at);
-	if (!listen_for_others())
-		return CUDA_ERROR_OUT_OF_MEMORY;
-	if (!m->number)
-		m->number = ++numbers;
-	memcpy(t.name, own_name, sizeof t.name);
-	t.number = m->number;
-	t.asked = m->asked;
-	t.part_size = m->part_size;
-	memcpy(out, &t, sizeof t);
-	return CUDA_SUCCESS;
+	CUresult r = make_ticket(&t, m, m->asked);
+	if (!r)
+		memcpy(out, &t, sizeof t);
+	return r;
 }
 
 /* The size of the parts but the last is known to both. */
@@ -286,25 +328,78 @@ static int connect_to(const char *name)
 	return s;
 }
 
-static CUresult open_memory(CUdeviceptr *out, const struct ticket *t, CUdeviceptr companion)
+/* A record with the parts of another process's memory, which is in no list yet. */
+static CUresult fetch_memory(struct memory **out, const struct ticket *t)
 {
 	int s = connect_to(t->name);
 
 	if (s < 0)
 		return CUDA_ERROR_INVALID_VALUE; /* its process has ended */
 	struct memory *m = memory_new(t->asked, &(struct properties){0});
+	if (m && t->part_size >= t->asked) { /* it has no parts */
+		m->count = 1;
+		m->part_size = t->part_size;
+	}
 	CUresult r = m ? fetch(s, t, m) : CUDA_ERROR_OUT_OF_MEMORY;
 	hang_up(s);
-	if (!r) {
-		m->asked = t->asked;
-		m->opened = 1;
-		m->number = t->number;
-		memcpy(m->owner, t->name, sizeof m->owner);
-		r = ordinary_place(m, companion, out);
-	}
-	if (m && r)
+	if (r && m)
+		memory_release(m);
+	if (r)
+		return r;
+	m->opened = 1;
+	m->number = t->number;
+	memcpy(m->owner, t->name, sizeof m->owner);
+	*out = m;
+	return CUDA_SUCCESS;
+}
+
+static CUresult open_memory(CUdeviceptr *out, const struct ticket *t, CUdeviceptr companion)
+{
+	struct memory *m;
+	CUresult r = fetch_memory(&m, t);
+
+	if (r)
+		return r;
+	m->asked = t->asked;
+	if ((r = ordinary_place(m, companion, out)))
 		memory_release(m);
 	return r;
+}
+
+/* A handle for memory of this process. */
+static CUresult import_own(CUhandle *out, const struct ticket *t)
+{
+	ALONE;
+	for (struct memory *m = memory_first(); m; m = m->next)
+		if (m->number == t->number && !m->opened && !m->companion) {
+			m->references++;
+			*out = (CUhandle)(uintptr_t)m;
+			return CUDA_SUCCESS;
+		}
+	return CUDA_ERROR_INVALID_VALUE;
+}
+
+CUresult cuMemImportFromShareableHandle(CUhandle *out, void *descriptor, int type)
+{
+	struct ticket t;
+	struct memory *m;
+
+	if (!driver_known())
+		return CUDA_ERROR_NOT_INITIALIZED;
+	if (driver_forked() || !out || type != CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR || !read_ticket((int)(intptr_t)descriptor, &t))
+		return driver.cuMemImportFromShareableHandle(out, descriptor, type);
+	if (!t.asked || t.asked > 1ull << 46 || (t.part_size != PART && t.part_size != t.asked))
+		return CUDA_ERROR_INVALID_VALUE;
+	if (listening && !memcmp(t.name, own_name, sizeof t.name))
+		return import_own(out, &t);
+	CUresult r = fetch_memory(&m, &t);
+	if (r)
+		return r;
+	m->references = 1;
+	ALONE;
+	memory_enter(m);
+	*out = (CUhandle)(uintptr_t)m;
+	return CUDA_SUCCESS;
 }
 
 /* A context has one mapping of it. */

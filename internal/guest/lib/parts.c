@@ -9,6 +9,7 @@
 #include <string.h>
 
 #include "agent.h"
+#include "alloc.h"
 #include "gate.h"
 #include "parts.h"
 
@@ -167,10 +168,17 @@ CUresult memory_create(struct memory **out, size_t size, const struct properties
 	return CUDA_SUCCESS;
 }
 
+/* What may be exported has a record however small it is. */
+static bool may_be_shared(size_t size, const struct properties *wanted)
+{
+	return wanted->handle_types & CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR && size && !(size % STEP) && ipc_serves_handles();
+}
+
 static bool can_be_ours(size_t size, const struct properties *wanted)
 {
 	return wanted->type == CU_MEM_ALLOCATION_TYPE_PINNED && wanted->location.type == CU_MEM_LOCATION_TYPE_DEVICE &&
-	       !wanted->flags.compression && !wanted->flags.usage && memory_is_ours(size, wanted->location.id);
+	       !wanted->flags.compression && !wanted->flags.usage &&
+	       (memory_is_ours(size, wanted->location.id) || may_be_shared(size, wanted));
 }
 
 CUresult cuMemCreate(CUhandle *handle, size_t size, const struct properties *wanted, unsigned long long flags)
@@ -416,9 +424,11 @@ static CUresult whole_of(CUhandle *handle)
 CUresult cuMemExportToShareableHandle(void *out, CUhandle handle, int type, unsigned long long flags)
 {
 	BEGIN(driver.cuMemExportToShareableHandle(out, handle, type, flags));
-	const struct memory *m = memory_of(handle);
-	if (m && hides_type(m))
+	struct memory *m = memory_of(handle);
+	if (m && (hides_type(m) || m->opened))
 		return CUDA_ERROR_INVALID_VALUE;
+	if (m && out && type == CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR && !flags && m->wanted.handle_types & type && !m->tied && (*(int *)out = ipc_export(m)) >= 0)
+		return CUDA_SUCCESS;
 	CUresult r = whole_of(&handle);
 	return r ? r : driver.cuMemExportToShareableHandle(out, handle, type, flags);
 }
