@@ -59,7 +59,7 @@ func (s *Suspension) listShared(ctx context.Context, guests []*Target) error {
 	if errs := findings.Of(preflight.SeverityError); len(errs) > 0 {
 		return fmt.Errorf("found after the inspection: %s", errs[0])
 	}
-	return nil
+	return s.Session.Failpoint(ctx, string(s.Session.Kind)+".listed")
 }
 
 // memoryOf is memory by its owner's name and number for it.

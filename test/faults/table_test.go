@@ -103,6 +103,8 @@ type row struct {
 	midStage bool
 	// guest says that the library of cucriu run --dir is in the job, which moves the memory.
 	guest bool
+	// shares says that the processes have memory of each other, which the library serves.
+	shares bool
 	// goesOn says that the dump would leave the job running (-R).
 	goesOn bool
 	// mib is the device memory of each process. 0 means as little as possible.
@@ -142,6 +144,7 @@ const (
 	elsewhere  = "j"
 	noFiles    = "k"
 	complete   = "l"
+	together   = "m"
 )
 
 var notes = [][2]string{
@@ -157,6 +160,7 @@ var notes = [][2]string{
 	{elsewhere, "A neighbouring row shows it: the same processes are at work here, and hold the same."},
 	{noFiles, "The files are not there yet, or are not needed any more."},
 	{complete, "The image is complete, and criu ends the job: whoever removes it now removes the job."},
+	{together, "The processes share memory, and the job itself ends when one of them does."},
 }
 
 // lacks makes the map of a row's empty cells from pairs of a note and its faults.
@@ -196,6 +200,8 @@ var rows = fill(slices.Concat(
 		{name: "stop", point: "dump.stop", without: lacks(noDeadline, deadline)},
 		{name: "lock: the gates are closed", point: "dump.gated", guest: true, without: lacks(noDeadline, deadline)},
 		{name: "move", point: "dump.move", guest: true, without: lacks(noDeadline, deadline)},
+		{name: "move: what the processes share is known", point: "dump.listed", guest: true, shares: true, without: lacks(noDeadline, deadline, together, targetKilled)},
+		{name: "move: the memory is on the host, and what was shared is taken down", point: "dump.moved", guest: true, shares: true, also: []fault{continued}, without: lacks(noDeadline, deadline, together, targetKilled)},
 		{name: "move: the memory is on the host", point: "dump.moved", guest: true, also: []fault{continued}, without: lacks(noDeadline, deadline)},
 		{name: "move: the GPUs keep a copy of what goes on", scene: dumping, point: "dump.kept", guest: true, goesOn: true, without: lacks(noDeadline, deadline, elsewhere, watcherKilled)},
 		{name: "park, with the memory on the host", point: "dump.park", guest: true, also: []fault{continued}, without: lacks(noDeadline, deadline)},
@@ -292,6 +298,11 @@ func back(prefix, point string, scene scene, without map[fault]string) []row {
 		case "move":
 			r.name, r.point = prefix+"move: under way", point+"moving"
 			rows = append(rows, r)
+			shared := r
+			shared.name, shared.point, shared.shares = prefix+"move: what is shared is put up again", point+"share", true
+			shared.without = maps.Clone(without)
+			shared.without[targetKilled] = together
+			rows = append(rows, shared)
 			if scene == goingBack {
 				r.name, r.point, r.goesOn = prefix+"move: from the copy that the GPUs have kept", point+"kept", true
 				rows = append(rows, r)

@@ -48,6 +48,9 @@ func newWorld(t *testing.T, r row) *world {
 	w := &world{host: testenv.NewHost(t, gpus, "--mib-per-gpu", strconv.Itoa(room)), criu: testenv.Criu(t)}
 	w.host.HookBin = testenv.Artefact(t, "make build", "build", "test", "cucriu-hook")
 	w.work = testenv.Artefact(t, "make workload", "build", "workload", "cudawork")
+	if r.shares {
+		w.host.Setenv("CUCRIU_SHARING", "1")
+	}
 	w.driver = w.host.Driver()
 	w.images, w.good, w.files = filepath.Join(t.TempDir(), "images"), t.TempDir(), t.TempDir()
 	testenv.SmallDisk(t, w.images, "128m")
@@ -70,7 +73,11 @@ func (w *world) begin(t *testing.T, r row) {
 		if r.guest {
 			quiet = []string{"/bin/sh", "-c", `LD_PRELOAD=$0 exec "$@" 2>/dev/null`, testenv.Guest(t)}
 		}
-		w.job = w.host.StartUnder(quiet, 2, "--procs", "2", "--loaders", r.workers(), "--mib", strconv.Itoa(r.memory()), "--spin", "event-sync", "--tick-ms", "60")
+		kind := []string{"--procs", "2"}
+		if r.shares {
+			kind = []string{"--ipc"}
+		}
+		w.job = w.host.StartUnder(quiet, 2, append(kind, "--loaders", r.workers(), "--mib", strconv.Itoa(r.memory()), "--spin", "event-sync", "--tick-ms", "60")...)
 		w.target = w.job.MustStatus(1).PID
 		w.empty(t, w.good)
 	}
