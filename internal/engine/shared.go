@@ -127,7 +127,7 @@ func (b *wayBack) shareAgain(ctx context.Context) error {
 		if status, err := t.agent.Status(); err != nil {
 			return err
 		} else if status.Down {
-			return fmt.Errorf("process %d (%s) has not all memory of other processes again", t.PID, t.Member.Name)
+			return fmt.Errorf("process %d (%s) lacks memory of another one, which has ended or does not give it: end the job, and restore it from an image", t.PID, t.Member.Name)
 		}
 	}
 	return nil

@@ -57,7 +57,7 @@ func TestASharerIsOutsideOfTheJob(t *testing.T) {
 	testenv.Simulated(t, func(t *testing.T) {
 		host := testenv.NewHost(t, 2, "--mib-per-gpu", "400")
 		job := startSharing(t, host, sharers["cuIpc"]...)
-		owner := job.PIDs()[0]
+		owner := job.MustStatus(0).PID
 		out := testenv.Exits(t, host, testenv.StatusRefused, "dump", "-t", strconv.Itoa(owner), "-D", testenv.NewImages(t))
 		if !strings.Contains(out, "shared-gpu-memory") || !strings.Contains(out, "outside the dumped tree") {
 			t.Errorf("cucriu dump: %s", out)

@@ -42,6 +42,32 @@ func TestAJobOnTwoGPUsHasTheGuest(t *testing.T) {
 	}
 }
 
+// TestAJobSharesMemory of one process with another one, on another GPU: it is checkpointed, tried beside itself, and resumed.
+func TestAJobSharesMemory(t *testing.T) {
+	testenv.Parallel(t)
+	for _, how := range []string{"--ipc", "--ipc-vmm"} {
+		t.Run(how, func(t *testing.T) {
+			testenv.Simulated(t, func(t *testing.T) {
+				host := testenv.NewHost(t, 2, "--mib-per-gpu", "200")
+				host.Setenv("CUCRIU_SHARING", "1")
+				w := worldOn(t, host)
+				w.command = []string{testenv.Artefact(t, "make workload", "build", "workload", "cudawork"), "--dir", w.work, "--gpus", "0,1", "--mib", "16", how}
+				w.work = filepath.Join(w.work, "rank-1")
+				w.cuda = w.work
+				r := w.run()
+				r.verified(2)
+				r.killsAll()
+				newest := w.newest()
+				r = w.run()
+				r.resumed(newest)
+				w.ticks(3)
+				w.checks()
+				r.kill()
+			})
+		})
+	}
+}
+
 // TestTheFileOfTheGuestIsRemoved, and another one may be there in its place: a backup, or somebody who tidies up.
 func TestTheFileOfTheGuestIsRemoved(t *testing.T) {
 	testenv.Parallel(t)
