@@ -78,7 +78,7 @@ func TestAProgramSeesNoDifference(t *testing.T) {
 func TestEveryCLibraryHasWhatItNeeds(t *testing.T) {
 	// Those of glibc 2.14 and of musl.
 	had := strings.Fields(`__errno_location accept4 bind calloc close connect dl_iterate_phdr fcntl free getenv geteuid madvise mmap munmap prctl syscall getpid getsockopt listen malloc memcmp memcpy memmove
-		memset nanosleep open poll pthread_mutex_lock pthread_mutex_unlock read recv recvmsg send sendmsg setsockopt shutdown sigfillset sigprocmask socket socketpair strcmp strncmp`)
+		memset nanosleep open poll pread pthread_mutex_lock pthread_mutex_unlock read recv recvmsg send sendmsg setsockopt shutdown sigfillset sigprocmask socket socketpair strcmp strncmp write`)
 	file, err := elf.Open(testenv.Guest(t))
 	if err != nil {
 		t.Fatal(err)
