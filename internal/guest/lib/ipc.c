@@ -387,7 +387,7 @@ CUresult cuMemImportFromShareableHandle(CUhandle *out, void *descriptor, int typ
 
 	if (!driver_known())
 		return CUDA_ERROR_NOT_INITIALIZED;
-	if (driver_forked() || !out || type != CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR || !read_ticket((int)(intptr_t)descriptor, &t))
+	if (driver_forked() || !out || type != CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR || !ipc_serves_handles() || !read_ticket((int)(intptr_t)descriptor, &t))
 		return driver.cuMemImportFromShareableHandle(out, descriptor, type);
 	if (!t.asked || t.asked > 1ull << 46 || (t.part_size != PART && t.part_size != t.asked))
 		return CUDA_ERROR_INVALID_VALUE;
