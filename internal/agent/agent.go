@@ -45,13 +45,14 @@ const (
 	InKept                     // the way back from the copies on the GPUs
 	List                       // say what other processes have of the memory, and it of theirs: [Agent.Links]
 	Give                       // put descriptors of what others have into a socket: [Status.Descriptor]
-	Take                       // put up what is in that socket, and was taken down by Out
+	Take                       // put up what is in that socket, and was taken down
+	Down                       // take down what other processes own
 )
 
 var names = map[Command]string{
 	Prepare: "prepare", Close: "close", Open: "open", Out: "out", In: "in", Finish: "finish",
 	OutKept: "out, kept", LetGo: "let go", Connect: "connect", InKept: "in, kept",
-	List: "list", Give: "give", Take: "take",
+	List: "list", Give: "give", Take: "take", Down: "down",
 }
 
 func (c Command) String() string { return names[c] }

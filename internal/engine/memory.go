@@ -176,7 +176,7 @@ func (s *Suspension) MoveMemory(ctx context.Context) error {
 	if err := s.measure(ctx); err != nil {
 		return err
 	}
-	if err := s.listShared(ctx, guests); err != nil {
+	if err := s.takeDownShared(ctx, guests); err != nil {
 		return err
 	}
 	for _, t := range guests {
@@ -229,11 +229,12 @@ func (s *Suspension) moveOut(ctx context.Context, t *Target) error {
 	if !agent.Answered(err) {
 		return err
 	}
-	if status, statusErr := t.agent.Status(); statusErr != nil || status.State != agent.Prepared {
+	status, statusErr := t.agent.Status()
+	if statusErr != nil || status.State != agent.Prepared {
 		return errors.Join(err, statusErr)
 	}
 	s.sayDriverMoves(t, err)
-	s.Session.Update(func() { t.Member.Moved = false })
+	s.Session.Update(func() { t.Member.Moved = status.Down })
 	return nil
 }
 

@@ -10,37 +10,23 @@ import (
 	"cucriu/internal/agent"
 	"cucriu/internal/inspect"
 	"cucriu/internal/journal"
+
+	"golang.org/x/sys/unix"
 )
 
 // The driver restores no process that has memory of another one. If all processes of a job have the library, that is taken
 // down when the memory moves to the host, and the kernel module is asked whether anything is left ([Suspension.Trace]).
 // On the way back, when every process has its own memory again, owners give the others descriptors of it.
 
-// listShared asks the libraries what the processes have of each other, and refuses what could not be put up again. The
-// program's threads are parked, so nothing is added.
-func (s *Suspension) listShared(ctx context.Context, guests []*Target) error {
+// takeDownShared takes down what processes have of each other, and refuses what could not be put up again. The
+// program's threads are parked, so nothing is added. Only when no process has memory of another one any more, may an owner move its
+// own: else the two would go on with memory that is not the same.
+func (s *Suspension) takeDownShared(ctx context.Context, guests []*Target) error {
 	if !agent.ServesSharing() || len(s.Targets) < 2 {
 		return nil
 	}
 	knowing := slices.DeleteFunc(slices.Clone(guests), func(t *Target) bool { return !t.agent.KnowsOwners() })
-	err := Parallel(knowing, func(t *Target) error {
-		return t.withHelpers(ctx, func() error {
-			if err := t.CUDA.Unlock(ctx); err != nil {
-				return err
-			}
-			t.locked = false
-			if err := t.obey(ctx, s.Session, agent.List); err != nil {
-				return err
-			}
-			got, err := t.CUDA.TryLock(ctx, s.Config.Lock.Try)
-			if err == nil && !got {
-				err = fmt.Errorf("process %d (%s) could not be locked again", t.PID, t.Member.Name)
-			}
-			t.locked = got
-			return err
-		})
-	})
-	if err != nil {
+	if err := s.tell(ctx, knowing, agent.List); err != nil {
 		return err
 	}
 	shared, err := matchLinks(knowing)
@@ -52,14 +38,60 @@ func (s *Suspension) listShared(ctx context.Context, guests []*Target) error {
 			return fmt.Errorf("process %d (%s): what it shares could not be put up again: %w", t.PID, t.Member.Name, err)
 		}
 	}
-	findings, err := inspect.LossesOf(s.Driver, s.Config.RunDir, journal.ProcessesOf(s.Members))
+	served := func(p inspect.Process) bool {
+		return slices.ContainsFunc(knowing, func(t *Target) bool { return t.PID == p.PID })
+	}
+	if err := s.requireNoLoss(served); err != nil {
+		return err
+	}
+	if err := s.Session.Failpoint(ctx, string(s.Session.Kind)+".listed"); err != nil {
+		return err
+	}
+	for _, t := range knowing {
+		t.Member.Moved = true
+	}
+	if err := s.Session.Save(); err != nil {
+		return err
+	}
+	if err := s.tell(ctx, knowing, agent.Down); err != nil {
+		return err
+	}
+	if err := s.Session.Failpoint(ctx, string(s.Session.Kind)+".down"); err != nil {
+		return err
+	}
+	return s.requireNoLoss(nil)
+}
+
+func (s *Suspension) requireNoLoss(served func(inspect.Process) bool) error {
+	findings, err := inspect.LossesBut(s.Driver, s.Config.RunDir, journal.ProcessesOf(s.Members), served)
 	if err != nil {
 		return err
 	}
 	if errs := findings.Of(preflight.SeverityError); len(errs) > 0 {
 		return fmt.Errorf("found after the inspection: %s", errs[0])
 	}
-	return s.Session.Failpoint(ctx, string(s.Session.Kind)+".listed")
+	return nil
+}
+
+// tell has the libraries do something while their processes are unlocked.
+func (s *Suspension) tell(ctx context.Context, targets []*Target, c agent.Command) error {
+	return Parallel(targets, func(t *Target) error {
+		return t.withHelpers(ctx, func() error {
+			if err := t.CUDA.Unlock(ctx); err != nil {
+				return err
+			}
+			t.locked = false
+			if err := t.obey(ctx, s.Session, c); err != nil {
+				return fmt.Errorf("process %d (%s), of what it shares: %w", t.PID, t.Member.Name, err)
+			}
+			got, err := t.CUDA.TryLock(ctx, s.Config.Lock.Try)
+			if err == nil && !got {
+				err = fmt.Errorf("process %d (%s) could not be locked again", t.PID, t.Member.Name)
+			}
+			t.locked = got
+			return err
+		})
+	})
 }
 
 // memoryOf is memory by its owner's name and number for it.
@@ -100,11 +132,15 @@ func matchLinks(targets []*Target) (shared bool, err error) {
 	return shared, nil
 }
 
-// shareAgain puts up what processes have of each other, which all have their own memory again.
+// shareAgain puts up what processes have of each other, which all have their own memory again. One whose owner has ended
+// meanwhile, with the only copy of it, has no way back, and must not keep the others from theirs.
 func (b *wayBack) shareAgain(ctx context.Context) error {
 	var without, owners []*Target
 	for _, t := range b.cuda {
 		status, err := t.findAgent()
+		if err != nil && t.Exiting() && b.Kind != journal.KindRestore {
+			continue
+		}
 		if err != nil {
 			return err
 		}
@@ -116,18 +152,31 @@ func (b *wayBack) shareAgain(ctx context.Context) error {
 		}
 	}
 	for _, t := range without {
+		ended := len(owners) < len(b.cuda)
 		for _, owner := range owners {
 			if owner == t {
 				continue
 			}
-			if err := b.share(ctx, owner, t); err != nil {
+			if err := b.share(ctx, owner, t); err != nil && owner.Exiting() && b.Kind != journal.KindRestore {
+				ended = true
+			} else if err != nil {
 				return fmt.Errorf("memory of process %d (%s) for process %d (%s): %w", owner.PID, owner.Member.Name, t.PID, t.Member.Name, err)
 			}
 		}
-		if status, err := t.agent.Status(); err != nil {
+		status, err := t.agent.Status()
+		if err != nil || !status.Down {
+			if err != nil && !t.Exiting() {
+				return err
+			}
+			continue
+		}
+		err = fmt.Errorf("process %d (%s) lacks memory of another one", t.PID, t.Member.Name)
+		if !ended && len(b.all) == len(b.Members) {
 			return err
-		} else if status.Down {
-			return fmt.Errorf("process %d (%s) lacks memory of another one, which has ended or does not give it: end the job, and restore it from an image", t.PID, t.Member.Name)
+		}
+		b.Env.Log.Error("a process is ended: its owner has ended, and what it had of that is lost", "error", err)
+		if err := t.Signal(unix.SIGKILL); err != nil {
+			return err
 		}
 	}
 	return nil

@@ -31,10 +31,9 @@ func Losses(driver *cudackpt.Driver, runDir string, processes []Process) (prefli
 	return new(snapshot).lossFindings(askKernel(driver, runDir, processes), processes, nil)
 }
 
-// LossesOf is [Losses] while the memory is where the job has it: what the libraries in processes take down and put up
-// again is none.
-func LossesOf(driver *cudackpt.Driver, runDir string, processes []Process) (preflight.Findings, error) {
-	return new(snapshot).lossFindings(askKernel(driver, runDir, processes), processes, isServed)
+// LossesBut is [Losses] where memory that two processes share is none, if both are served.
+func LossesBut(driver *cudackpt.Driver, runDir string, processes []Process, served func(Process) bool) (preflight.Findings, error) {
+	return new(snapshot).lossFindings(askKernel(driver, runDir, processes), processes, served)
 }
 
 // isServed reports whether a process has a library that takes down what it shares with others that have it, too.

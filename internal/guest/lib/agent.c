@@ -26,7 +26,7 @@
 #include "keep.h"
 #include "share.h"
 
-enum command { PREPARE = 1, CLOSE, OPEN, OUT, IN, FINISH, OUT_KEPT, LET_GO, CONNECT, IN_KEPT, LIST, GIVE, TAKE };
+enum command { PREPARE = 1, CLOSE, OPEN, OUT, IN, FINISH, OUT_KEPT, LET_GO, CONNECT, IN_KEPT, LIST, GIVE, TAKE, DOWN };
 enum state { IDLE, PREPARED, EMPTY };
 
 #define GUEST_BUSY (-1)	   /* a thread of the program was stopped while it had the records */
@@ -455,6 +455,8 @@ static int list(void)
 	for (struct memory *m = memory_first(); m && all; m = m->next)
 		if (share_is(m))
 			all = share_add(&s, m, m->opened ? find_access(m) : can_be_moved(m));
+	all = all && share_give() >= 0; /* a rehearsal: nothing is lost yet */
+	keep_hang_up();
 	cucriu_guest.sharing = s;
 	parts_give(NULL);
 	return all ? CUDA_SUCCESS : CUDA_ERROR_OUT_OF_MEMORY;
@@ -478,7 +480,7 @@ static CUresult map_until(const struct memory *m, const struct mapping *end)
 	for (p = m->mappings; p != end; p = p->next) {
 		if ((r = memory_map(m, p->at)))
 			break;
-		if ((r = driver.cuMemSetAccess(p->at, m->size, m->access, m->access_count))) {
+		if (m->access_count && (r = driver.cuMemSetAccess(p->at, m->size, m->access, m->access_count))) {
 			driver.cuMemUnmap(p->at, m->size);
 			break;
 		}
@@ -576,14 +578,6 @@ static CUresult rehearse(struct memory *m)
 	return r;
 }
 
-static bool opens(void)
-{
-	for (const struct memory *m = memory_first(); m; m = m->next)
-		if (share_is(m) && m->opened)
-			return true;
-	return false;
-}
-
 /* With KEEPING, the GPUs keep a copy, if they can. */
 static int out(bool keeping)
 {
@@ -603,8 +597,6 @@ static int out(bool keeping)
 		m->staged = size;
 		size += (m->size + slice - 1) / slice * slice;
 	}
-	if (!size && listed && opens())
-		size = slice; /* what is taken down has no copy; so much is never looked at */
 	if (!size)
 		r = GUEST_NOTHING;
 	for (m = memory_first(); m && !r; m = m->next)
@@ -620,11 +612,10 @@ static int out(bool keeping)
 	if (!r && keeping)
 		cucriu_guest.descriptor = keep();
 	for (m = memory_first(); m && !r; m = m->next)
-		if (m->moving || (listed && share_is(m) && m->opened && find_access(m))) {
+		if (m->moving) {
 			r = take_down(m);
 			agent_progress();
 		}
-	count_down();
 	if (!r)
 		hash_end(&cucriu_guest.hashing, (uintptr_t)staging);
 	parts_give(NULL);
@@ -684,6 +675,23 @@ static int in_kept(void)
 	return r;
 }
 
+/* What others own. It is theirs to keep the content. */
+static int down(void)
+{
+	int r = CUDA_SUCCESS;
+
+	if (!take_records())
+		return GUEST_BUSY;
+	for (struct memory *m = memory_first(); m && !r; m = m->next)
+		if (share_is(m) && m->opened && !m->out) {
+			r = find_access(m) ? take_down(m) : CUDA_ERROR_NOT_SUPPORTED;
+			agent_progress();
+		}
+	count_down();
+	parts_give(NULL);
+	return r;
+}
+
 static int give(void)
 {
 	if (!take_records())
@@ -732,6 +740,7 @@ static int obey(enum command what)
 	case LIST: return state == PREPARED ? list() : CUDA_ERROR_INVALID_VALUE;
 	case GIVE: return state == PREPARED ? give() : CUDA_ERROR_INVALID_VALUE;
 	case TAKE: return state == PREPARED ? take() : CUDA_ERROR_INVALID_VALUE;
+	case DOWN: return state == PREPARED ? down() : CUDA_ERROR_INVALID_VALUE;
 	case OPEN:
 	case FINISH:
 		if (state == EMPTY || cucriu_guest.sharing.down)

@@ -109,7 +109,7 @@ static CUresult make(struct memory *m, size_t i)
 		const CUdeviceptr at = p->at + i * m->part_size;
 		if ((r = driver.cuMemMap(at, size, 0, m->parts[i], 0)))
 			break;
-		if ((r = driver.cuMemSetAccess(at, size, m->access, m->access_count))) {
+		if (m->access_count && (r = driver.cuMemSetAccess(at, size, m->access, m->access_count))) {
 			driver.cuMemUnmap(at, size);
 			break;
 		}

@@ -390,6 +390,8 @@ static CUresult make_whole(struct memory *m)
 		m->tied = true;
 		return CUDA_SUCCESS;
 	}
+	if (m->number)
+		return CUDA_ERROR_NOT_SUPPORTED; /* others have the parts */
 	if (m->mappings && (driver.cuCtxGetCurrent(&context) || !context))
 		return CUDA_ERROR_INVALID_CONTEXT;
 	if ((r = driver.cuMemCreate(&whole, m->size, &m->wanted, 0)))
