@@ -123,7 +123,7 @@ func matchLinks(targets []*Target) (shared bool, err error) {
 			owners, has := given[memoryOf{l.Owner, l.Number}]
 			switch {
 			case !has:
-				return shared, fmt.Errorf("process %d (%s) has GPU memory of a process that is not there, or has given it back: it could not be put up again", t.PID, t.Member.Name)
+				return shared, fmt.Errorf("process %d (%s) has GPU memory of another process, of which that does not know or cannot be asked: it could not be put up again", t.PID, t.Member.Name)
 			case owners.Movable == 0 || l.Movable == 0:
 				return shared, fmt.Errorf("process %d (%s) has GPU memory of another process that cannot be taken down and put up again", t.PID, t.Member.Name)
 			}

@@ -21,4 +21,11 @@ void import_forget(const struct allocation *a);
 /* Up to max imports of the host; their number. SELF is the caller's own name or NULL. */
 int import_list(const struct sim_host *h, const char *self, struct sim_import *out, int max);
 
+/*
+ * The exporter gives an allocation back: whoever has imported it has the old memory from now on, and not what comes to be at its
+ * place. That the content stays is not simulated: it is 0.
+ */
+void import_orphan(const struct allocation *a, int gpu);
+bool import_is_orphan(const struct allocation *a);
+
 #endif

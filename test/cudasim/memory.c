@@ -156,6 +156,8 @@ static void memory_release(struct allocation *a)
 	if (a->kind == MEMORY_MANAGED || a->kind == MEMORY_PINNED)
 		munmap((void *)(uintptr_t)a->va, a->size);
 	bool outlives = a->exported[0] && process_alive(&sim.host, a->exported, sim.name) >= 0;
+	if (a->kind == MEMORY_DEVICE)
+		import_orphan(a, sim.device[a->device].gpu);
 	if (a->kind == MEMORY_DEVICE || a->kind == MEMORY_HOST_NUMA) {
 		char path[SIM_FULLPATH];
 		memory_file(path, &sim, a);
@@ -226,7 +228,10 @@ CUresult region_open(struct region *r, CUdeviceptr p, uint64_t n)
 	}
 	char path[SIM_FULLPATH];
 	memory_file(path, &sim, a);
-	r->fd = open(path, O_RDWR | O_CLOEXEC | (a->kind == MEMORY_IMPORTED ? 0 : O_CREAT), 0600);
+	bool orphan = a->kind == MEMORY_IMPORTED && import_is_orphan(a);
+	if (orphan)
+		host_path(&sim.host, path, "gpu/%d/%s.orphan", a->exporter_gpu, sim.name);
+	r->fd = open(path, O_RDWR | O_CLOEXEC | (a->kind == MEMORY_IMPORTED && !orphan ? 0 : O_CREAT), 0600);
 	r->offset = a->offset + (p - a->va);
 	if (r->fd < 0) {
 		sim_log("device memory %s: %s", path, strerror(errno));

@@ -1,6 +1,7 @@
 package guest
 
 import (
+	"fmt"
 	"strconv"
 	"strings"
 	"testing"
@@ -67,12 +68,52 @@ func TestASharerIsOutsideOfTheJob(t *testing.T) {
 	})
 }
 
+// TestTheLibraryOfOneCannotMoveItsMemory: then nothing that is shared may be moved, or the two would have different memory.
+func TestTheLibraryOfOneCannotMoveItsMemory(t *testing.T) {
+	testenv.Parallel(t)
+	for i, says := range []string{"has GPU memory of another process", "shares device memory"} { // the owner's, and the other's
+		t.Run(says, func(t *testing.T) {
+			testenv.Simulated(t, func(t *testing.T) {
+				host := testenv.NewHost(t, 2, "--mib-per-gpu", "400")
+				job := startSharing(t, host, sharers["handles"]...)
+				host.Faults(fmt.Sprintf("lock return 600 pid %d times 1", job.MustStatus(i).PID))
+				run := host.TryDump(job, testenv.NewImages(t), "-R")
+				host.WaitOutcome("running")
+				if run.Err == nil || !strings.Contains(run.Log, says) {
+					t.Errorf("criu dump: %v\n%s", run.Err, run.Lines())
+				}
+				job.Runs()
+				job.Check()
+			})
+		})
+	}
+}
+
+// TestTheOwnerIsKilled while the other one has nothing of its memory, which is lost: that one is ended, and nobody waits.
+func TestTheOwnerIsKilled(t *testing.T) {
+	testenv.Parallel(t)
+	for _, point := range []string{"dump.moved", "dump.back.move"} {
+		t.Run(point, func(t *testing.T) {
+			testenv.Simulated(t, func(t *testing.T) {
+				host := testenv.NewHost(t, 2, "--mib-per-gpu", "400")
+				job := startSharing(t, host, sharers["handles"]...)
+				host.UseFailpoint(fmt.Sprintf("%s=kill %d", point, job.MustStatus(0).PID))
+				_ = host.TryDump(job, testenv.NewImages(t), "-R")
+				testenv.Eventually(t, testenv.Soon, "the job has ended", func() bool { return !job.Alive() })
+				host.WaitOutcome("gone")
+			})
+		})
+	}
+}
+
 // TestSomebodyIsKilledWhileMemoryIsShared again, or before.
 func TestSomebodyIsKilledWhileMemoryIsShared(t *testing.T) {
 	testenv.Parallel(t)
 	for point, recovers := range map[string]bool{
 		"told-list=kill":                      false,
 		"told-out-kept=kill":                  false,
+		"dump.down=kill":                      false,
+		"told-down=kill":                      false,
 		"dump.moved=kill":                     false,
 		"dump.checkpoint=kill":                false,
 		"dump.back.share=error":               false,
