@@ -363,7 +363,7 @@ func (b *wayBack) moveBack(ctx context.Context) error {
 			return err
 		}
 		return b.withLibrary(ctx, t, func() error {
-			err := b.Failpoint(ctx, string(b.Kind)+".back.moving")
+			err := b.within(ctx, func(ctx context.Context) error { return b.Failpoint(ctx, string(b.Kind)+".back.moving") })
 			if err == nil {
 				err = b.moveIn(ctx, t)
 			}

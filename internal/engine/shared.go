@@ -6,12 +6,12 @@ import (
 	"os"
 	"slices"
 
+	"golang.org/x/sys/unix"
+
 	"cucriu/hooks/preflight"
 	"cucriu/internal/agent"
 	"cucriu/internal/inspect"
 	"cucriu/internal/journal"
-
-	"golang.org/x/sys/unix"
 )
 
 // The driver restores no process that has memory of another one. If all processes of a job have the library, that is taken
@@ -25,18 +25,15 @@ func (s *Suspension) takeDownShared(ctx context.Context, guests []*Target) error
 	if !agent.ServesSharing() || len(s.Targets) < 2 {
 		return nil
 	}
-	knowing := slices.DeleteFunc(slices.Clone(guests), func(t *Target) bool { return !t.agent.KnowsOwners() })
+	knowing := slices.DeleteFunc(slices.Clone(guests), func(t *Target) bool { // the others share nothing, or are found below
+		return !t.agent.KnowsOwners() || t.agent.CanKeep(ctx) != nil
+	})
 	if err := s.tell(ctx, knowing, agent.List); err != nil {
 		return err
 	}
 	shared, err := matchLinks(knowing)
 	if err != nil || !shared {
 		return err
-	}
-	for _, t := range knowing {
-		if err := t.agent.CanKeep(ctx); err != nil {
-			return fmt.Errorf("process %d (%s): what it shares could not be put up again: %w", t.PID, t.Member.Name, err)
-		}
 	}
 	served := func(p inspect.Process) bool {
 		return slices.ContainsFunc(knowing, func(t *Target) bool { return t.PID == p.PID })
