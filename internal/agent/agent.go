@@ -120,7 +120,6 @@ type mailboxSince3 struct {
 
 // mailboxSince4 is what version 4 has more: struct sharing of share.h.
 type mailboxSince4 struct {
-	Name  [24]byte // of this process, as an owner
 	Down  uint32
 	Count uint32
 	Links uint64 // the address of as many [Link]

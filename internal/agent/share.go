@@ -22,15 +22,14 @@ func (a *Agent) KnowsOwners() bool {
 	return err == nil && box.Version >= 4
 }
 
-// Links returns what [List] has found, and how the process is called as an owner. A library that does not know that
-// returns nothing.
-func (a *Agent) Links() (name Owner, links []Link, err error) {
+// Links returns what [List] has found.
+func (a *Agent) Links() ([]Link, error) {
 	box, err := a.read()
 	if err != nil || box.Version < 4 || box.Count == 0 {
-		return name, nil, err
+		return nil, err
 	}
-	links = make([]Link, min(box.Count, mostLinks))
-	return box.Name, links, a.readTable(links, box.Links)
+	links := make([]Link, min(box.Count, mostLinks))
+	return links, a.readTable(links, box.Links)
 }
 
 // ServesSharing reports whether memory that processes of a job share is taken down and put up again, if all of them have the

@@ -28,7 +28,8 @@ func (s *Suspension) takeDownShared(ctx context.Context, guests []*Target) error
 	knowing := slices.DeleteFunc(slices.Clone(guests), func(t *Target) bool { // the others share nothing, or are found below
 		return !t.agent.KnowsOwners() || t.agent.CanKeep(ctx) != nil
 	})
-	if err := s.tell(ctx, knowing, agent.List); err != nil {
+	knowing, err := s.list(ctx, knowing)
+	if err != nil {
 		return err
 	}
 	shared, err := matchLinks(knowing)
@@ -50,7 +51,7 @@ func (s *Suspension) takeDownShared(ctx context.Context, guests []*Target) error
 	if err := s.Session.Save(); err != nil {
 		return err
 	}
-	if err := s.tell(ctx, knowing, agent.Down); err != nil {
+	if err := Parallel(knowing, func(t *Target) error { return s.tell(ctx, t, agent.Down) }); err != nil {
 		return err
 	}
 	if err := s.Session.Failpoint(ctx, string(s.Session.Kind)+".down"); err != nil {
@@ -70,24 +71,45 @@ func (s *Suspension) requireNoLoss(served func(inspect.Process) bool) error {
 	return nil
 }
 
-// tell has the libraries do something while their processes are unlocked.
-func (s *Suspension) tell(ctx context.Context, targets []*Target, c agent.Command) error {
-	return Parallel(targets, func(t *Target) error {
-		return t.withHelpers(ctx, func() error {
-			if err := t.CUDA.Unlock(ctx); err != nil {
-				return err
-			}
-			t.locked = false
-			if err := t.obey(ctx, s.Session, c); err != nil {
-				return fmt.Errorf("process %d (%s), of what it shares: %w", t.PID, t.Member.Name, err)
-			}
-			got, err := t.CUDA.TryLock(ctx, s.Config.Lock.Try)
-			if err == nil && !got {
-				err = fmt.Errorf("process %d (%s) could not be locked again", t.PID, t.Member.Name)
-			}
-			t.locked = got
+// list asks the libraries, and returns the processes of those that answer. The others may share nothing.
+func (s *Suspension) list(ctx context.Context, targets []*Target) (listed []*Target, err error) {
+	done := make([]bool, len(targets))
+	err = ParallelUpTo(len(targets), len(targets), func(i int) error {
+		err := s.tell(ctx, targets[i], agent.List)
+		if done[i] = err == nil; agent.Answered(err) {
+			s.Log.Debug("what a process shares is not known", "pid", targets[i].PID, "reason", err)
+			return nil
+		}
+		return err
+	})
+	for i, t := range targets {
+		if done[i] {
+			listed = append(listed, t)
+		}
+	}
+	return listed, err
+}
+
+// tell has the library in a process do something while the process is unlocked.
+func (s *Suspension) tell(ctx context.Context, t *Target, c agent.Command) error {
+	return t.withHelpers(ctx, func() error {
+		if err := t.CUDA.Unlock(ctx); err != nil {
 			return err
-		})
+		}
+		t.locked = false
+		told := t.obey(ctx, s.Session, c)
+		if told != nil && !agent.Answered(told) {
+			return told
+		}
+		got, err := t.CUDA.TryLock(ctx, s.Config.Lock.Try)
+		if err == nil && !got {
+			err = fmt.Errorf("process %d (%s) could not be locked again", t.PID, t.Member.Name)
+		}
+		t.locked = got
+		if err == nil && told != nil {
+			err = fmt.Errorf("process %d (%s), of what it shares: %w", t.PID, t.Member.Name, told)
+		}
+		return err
 	})
 }
 
@@ -102,7 +124,7 @@ func matchLinks(targets []*Target) (shared bool, err error) {
 	given := make(map[memoryOf]agent.Link)
 	opened := make(map[*Target][]agent.Link)
 	for _, t := range targets {
-		_, links, err := t.agent.Links()
+		links, err := t.agent.Links()
 		if err != nil {
 			return false, err
 		}
@@ -132,10 +154,12 @@ func matchLinks(targets []*Target) (shared bool, err error) {
 // shareAgain puts up what processes have of each other, which all have their own memory again. One whose owner has ended
 // meanwhile, with the only copy of it, has no way back, and must not keep the others from theirs.
 func (b *wayBack) shareAgain(ctx context.Context) error {
+	ended := len(b.all) < len(b.Members)
 	var without, owners []*Target
 	for _, t := range b.cuda {
 		status, err := t.findAgent()
-		if err != nil && t.Exiting() && b.Kind != journal.KindRestore {
+		if err != nil && b.hasEnded(t) {
+			ended = true
 			continue
 		}
 		if err != nil {
@@ -149,35 +173,36 @@ func (b *wayBack) shareAgain(ctx context.Context) error {
 		}
 	}
 	for _, t := range without {
-		ended := len(owners) < len(b.cuda)
 		for _, owner := range owners {
 			if owner == t {
 				continue
 			}
-			if err := b.share(ctx, owner, t); err != nil && owner.Exiting() && b.Kind != journal.KindRestore {
+			if err := b.share(ctx, owner, t); err != nil && b.hasEnded(owner) {
 				ended = true
 			} else if err != nil {
 				return fmt.Errorf("memory of process %d (%s) for process %d (%s): %w", owner.PID, owner.Member.Name, t.PID, t.Member.Name, err)
 			}
 		}
 		status, err := t.agent.Status()
-		if err != nil || !status.Down {
-			if err != nil && !t.Exiting() {
-				return err
-			}
+		switch {
+		case err != nil && b.hasEnded(t), err == nil && !status.Down:
 			continue
+		case err == nil && (b.Kind == journal.KindRestore || !ended):
+			err = fmt.Errorf("process %d (%s) lacks memory of another one, which does not give it", t.PID, t.Member.Name)
 		}
-		err = fmt.Errorf("process %d (%s) lacks memory of another one", t.PID, t.Member.Name)
-		if !ended && len(b.all) == len(b.Members) {
+		if err != nil {
 			return err
 		}
-		b.Env.Log.Error("a process is ended: its owner has ended, and what it had of that is lost", "error", err)
-		if err := t.Signal(unix.SIGKILL); err != nil {
+		b.Env.Log.Error("a process is ended: it lacks memory of another one, which has ended", "pid", t.PID, "name", t.Member.Name)
+		if err := t.Signal(unix.SIGKILL); err != nil && !b.hasEnded(t) {
 			return err
 		}
 	}
 	return nil
 }
+
+// hasEnded reports whether a process has ended that need not be there any more.
+func (b *wayBack) hasEnded(t *Target) bool { return b.Kind != journal.KindRestore && t.Exiting() }
 
 // share has one process give another one what this has of it.
 func (b *wayBack) share(ctx context.Context, owner, to *Target) error {

@@ -451,11 +451,10 @@ static int list(void)
 		return GUEST_BUSY;
 	find_contexts();
 	listed = true;
-	memcpy(s.name, ipc_name(), sizeof s.name);
 	for (struct memory *m = memory_first(); m && all; m = m->next)
 		if (share_is(m))
 			all = share_add(&s, m, m->opened ? find_access(m) : can_be_moved(m));
-	all = all && share_give() >= 0; /* a rehearsal: nothing is lost yet */
+	all = all && (!s.count || share_give() >= 0); /* a rehearsal: nothing is lost yet */
 	keep_hang_up();
 	cucriu_guest.sharing = s;
 	parts_give(NULL);

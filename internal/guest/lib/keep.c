@@ -26,7 +26,11 @@ void keep_hang_up(void)
 	rights_hang_up();
 }
 
-int keep_connect(void) { return rights_open(); }
+int keep_connect(void)
+{
+	keep_hang_up();
+	return rights_open();
+}
 
 /* The next descriptor, which is the caller's to close; -1 if there is none. */
 static int next_descriptor(void)
@@ -74,7 +78,7 @@ static bool keep_parts(const struct memory *m, struct batch *b)
 int keep(void)
 {
 	struct batch batch = {.count = 0};
-	bool all = rights_open() >= 0;
+	bool all = keep_connect() >= 0;
 
 	memset(kept, 0, sizeof kept);
 	for (const struct memory *m = memory_first(); m && all; m = m->next) {

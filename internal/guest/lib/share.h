@@ -12,7 +12,6 @@ struct link {
 
 /* What the agent says of it. */
 struct sharing {
-	char name[24]; /* of this process, as an owner */
 	uint32_t down; /* how much of others' memory is taken down */
 	uint32_t count;
 	uint64_t links; /* the address of as many, since LIST */
