@@ -181,8 +181,9 @@ func (s *checkpointer) checkpointBy(ctx context.Context, base, reason string, en
 		_, readErr := inside.ReadStaged(made)
 		keep = a.NotBack || end && readErr == nil
 		if answered := new(insideError); !errors.As(err, &answered) && ctx.Err() == nil {
-			// Whoever was to bring the job back may have been killed with it. Its memory may be in the image alone.
-			if _, backErr := s.ask(ctx, inside.Request{Op: inside.Recover, Root: of.Root, Sandbox: s.sandbox.Dir}); backErr != nil {
+			// Whoever was to bring the job back may have been killed with it. Its memory may be in the image alone. A job
+			// that has ended, and its sandbox with it, needs nothing any more.
+			if _, backErr := s.ask(ctx, inside.Request{Op: inside.Recover, Root: of.Root, Sandbox: s.sandbox.Dir}); backErr != nil && s.sandbox.Alive() {
 				keep, err = true, errors.Join(err, backErr)
 			}
 		}
