@@ -67,11 +67,16 @@ func (s *Suspension) lookAgain() error {
 	if len(s.Targets) == 0 {
 		return nil
 	}
-	findings, err := inspect.Losses(s.Driver, s.Config.RunDir, journal.ProcessesOf(s.Members))
+	findings, err := inspect.Losses(s.Driver, s.Config.RunDir, journal.ProcessesOf(s.Members), nil)
+	return lateRefusal(findings.Force(slices.Concat(s.Force, s.Config.Force)), err)
+}
+
+// lateRefusal is the error for what was found after the inspection.
+func lateRefusal(findings preflight.Findings, err error) error {
 	if err != nil {
 		return err
 	}
-	if errs := findings.Force(slices.Concat(s.Force, s.Config.Force)).Of(preflight.SeverityError); len(errs) > 0 {
+	if errs := findings.Of(preflight.SeverityError); len(errs) > 0 {
 		return fmt.Errorf("found after the inspection: %s", errs[0])
 	}
 	return nil

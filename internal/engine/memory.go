@@ -189,23 +189,32 @@ func (s *Suspension) MoveMemory(ctx context.Context) error {
 		if err := t.noteBefore(); err != nil {
 			return err
 		}
-		return t.withHelpers(ctx, func() error {
-			if err := t.CUDA.Unlock(ctx); err != nil {
-				return err
-			}
+		return s.whileUnlocked(ctx, t, func() error {
 			if err := s.moveOut(ctx, t); err != nil {
 				return err
 			}
-			if err := s.Session.Failpoint(ctx, string(s.Session.Kind)+".moved"); err != nil {
-				return err
-			}
-			got, err := t.CUDA.TryLock(ctx, s.Config.Lock.Try)
-			if err == nil && !got {
-				err = fmt.Errorf("process %d (%s) could not be locked again", t.PID, t.Member.Name)
-			}
-			t.locked = got
-			return err
+			return s.Session.Failpoint(ctx, string(s.Session.Kind)+".moved")
 		})
+	})
+}
+
+// whileUnlocked does something while a process that is stopped is not locked, and the threads of the driver and of the
+// library run. After an error it stays unlocked.
+func (s *Suspension) whileUnlocked(ctx context.Context, t *Target, do func() error) error {
+	return t.withHelpers(ctx, func() error {
+		if err := t.CUDA.Unlock(ctx); err != nil {
+			return err
+		}
+		t.locked = false
+		if err := do(); err != nil {
+			return err
+		}
+		got, err := t.CUDA.TryLock(ctx, s.Config.Lock.Try)
+		if err == nil && !got {
+			err = fmt.Errorf("process %d (%s) could not be locked again", t.PID, t.Member.Name)
+		}
+		t.locked = got
+		return err
 	})
 }
 

@@ -8,7 +8,6 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"cucriu/hooks/preflight"
 	"cucriu/internal/agent"
 	"cucriu/internal/inspect"
 	"cucriu/internal/journal"
@@ -60,15 +59,9 @@ func (s *Suspension) takeDownShared(ctx context.Context, guests []*Target) error
 	return s.requireNoLoss(nil)
 }
 
+// requireNoLoss is [Suspension.lookAgain] where nothing can be forced: two processes would have different memory.
 func (s *Suspension) requireNoLoss(served func(inspect.Process) bool) error {
-	findings, err := inspect.LossesBut(s.Driver, s.Config.RunDir, journal.ProcessesOf(s.Members), served)
-	if err != nil {
-		return err
-	}
-	if errs := findings.Of(preflight.SeverityError); len(errs) > 0 {
-		return fmt.Errorf("found after the inspection: %s", errs[0])
-	}
-	return nil
+	return lateRefusal(inspect.Losses(s.Driver, s.Config.RunDir, journal.ProcessesOf(s.Members), served))
 }
 
 // list asks the libraries, and returns the processes of those that answer. The others may share nothing.
@@ -92,25 +85,18 @@ func (s *Suspension) list(ctx context.Context, targets []*Target) (listed []*Tar
 
 // tell has the library in a process do something while the process is unlocked.
 func (s *Suspension) tell(ctx context.Context, t *Target, c agent.Command) error {
-	return t.withHelpers(ctx, func() error {
-		if err := t.CUDA.Unlock(ctx); err != nil {
-			return err
+	var answer error
+	err := s.whileUnlocked(ctx, t, func() error {
+		answer = t.obey(ctx, s.Session, c)
+		if agent.Answered(answer) {
+			return nil
 		}
-		t.locked = false
-		told := t.obey(ctx, s.Session, c)
-		if told != nil && !agent.Answered(told) {
-			return told
-		}
-		got, err := t.CUDA.TryLock(ctx, s.Config.Lock.Try)
-		if err == nil && !got {
-			err = fmt.Errorf("process %d (%s) could not be locked again", t.PID, t.Member.Name)
-		}
-		t.locked = got
-		if err == nil && told != nil {
-			err = fmt.Errorf("process %d (%s), of what it shares: %w", t.PID, t.Member.Name, told)
-		}
-		return err
+		return answer
 	})
+	if err == nil && answer != nil {
+		err = fmt.Errorf("process %d (%s), of what it shares: %w", t.PID, t.Member.Name, answer)
+	}
+	return err
 }
 
 // memoryOf is memory by its owner's name and number for it.

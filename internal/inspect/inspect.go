@@ -155,7 +155,7 @@ func Named(ctx context.Context, driver *cudackpt.Driver, runDir string, processe
 	if err := Measure(ctx, driver, processes); err != nil {
 		return nil, err
 	}
-	losses, err := LossesBut(driver, runDir, processes, isServed)
+	losses, err := Losses(driver, runDir, processes, isServed)
 	return slices.Concat(DifferentGPUs(processes), losses), err
 }
 

@@ -27,12 +27,8 @@ import (
 
 // Losses looks in processes for what the driver would checkpoint and never restore. Some
 // of the processes may have ended. NVML must have been asked about them: see [Measure].
-func Losses(driver *cudackpt.Driver, runDir string, processes []Process) (preflight.Findings, error) {
-	return new(snapshot).lossFindings(askKernel(driver, runDir, processes), processes, nil)
-}
-
-// LossesBut is [Losses] where memory that two processes share is none, if both are served.
-func LossesBut(driver *cudackpt.Driver, runDir string, processes []Process, served func(Process) bool) (preflight.Findings, error) {
+// What two processes share that are both served is no loss; nobody is, if served is nil.
+func Losses(driver *cudackpt.Driver, runDir string, processes []Process, served func(Process) bool) (preflight.Findings, error) {
 	return new(snapshot).lossFindings(askKernel(driver, runDir, processes), processes, served)
 }
 
@@ -50,18 +46,20 @@ func isServed(p Process) bool {
 	return err == nil && a != nil && a.KnowsOwners()
 }
 
-// lossFindings says what follows from the kernel module's answer about processes. What those share that are served, is
-// no loss; if served is nil, it is.
+// lossFindings says what follows from the kernel module's answer about processes. For served see [Losses].
 func (s *snapshot) lossFindings(kernel kernelAnswer, processes []Process, served func(Process) bool) (preflight.Findings, error) {
 	findings, err := s.peersOf(processes, kernel.holdings)
 	if err != nil {
 		return nil, err
 	}
-	isServed := func(pid int) bool {
-		return slices.ContainsFunc(processes, func(p Process) bool { return p.PID == pid && served != nil && served(p) })
+	var pids []int // of those that are served
+	for _, p := range processes {
+		if served != nil && len(kernel.shares) > 0 && served(p) {
+			pids = append(pids, p.PID)
+		}
 	}
 	for _, share := range kernel.shares {
-		if isServed(share.PID) && isServed(share.With) {
+		if slices.Contains(pids, share.PID) && slices.Contains(pids, share.With) {
 			continue
 		}
 		findings = append(findings, sharingFinding(processes, share))

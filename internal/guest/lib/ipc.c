@@ -394,13 +394,7 @@ CUresult cuMemImportFromShareableHandle(CUhandle *out, void *descriptor, int typ
 	if (listening && !memcmp(t.name, own_name, sizeof t.name))
 		return import_own(out, &t);
 	CUresult r = fetch_memory(&m, &t);
-	if (r)
-		return r;
-	m->references = 1;
-	ALONE;
-	memory_enter(m);
-	*out = (CUhandle)(uintptr_t)m;
-	return CUDA_SUCCESS;
+	return r ? r : memory_hand_out(m, out);
 }
 
 /* A context has one mapping of it. */

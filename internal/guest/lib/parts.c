@@ -181,6 +181,15 @@ static bool can_be_ours(size_t size, const struct properties *wanted)
 	       (memory_is_ours(size, wanted->location.id) || may_be_shared(size, wanted));
 }
 
+CUresult memory_hand_out(struct memory *m, CUhandle *handle)
+{
+	m->references = 1;
+	ALONE;
+	memory_enter(m);
+	*handle = (CUhandle)(uintptr_t)m;
+	return CUDA_SUCCESS;
+}
+
 CUresult cuMemCreate(CUhandle *handle, size_t size, const struct properties *wanted, unsigned long long flags)
 {
 	struct memory *m;
@@ -190,13 +199,7 @@ CUresult cuMemCreate(CUhandle *handle, size_t size, const struct properties *wan
 	if (driver_forked() || !handle || !wanted || flags || !can_be_ours(size, wanted))
 		return driver.cuMemCreate(handle, size, wanted, flags);
 	CUresult r = memory_create(&m, size, wanted);
-	if (r)
-		return r;
-	m->references = 1;
-	ALONE;
-	memory_enter(m);
-	*handle = (CUhandle)(uintptr_t)m;
-	return CUDA_SUCCESS;
+	return r ? r : memory_hand_out(m, handle);
 }
 
 CUresult cuMemRelease(CUhandle handle)

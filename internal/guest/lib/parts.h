@@ -81,6 +81,9 @@ size_t memory_length(const struct memory *m, size_t part);
 /* Maps the parts one behind the other. */
 CUresult memory_map(const struct memory *m, CUdeviceptr at);
 
+/* Gives the program its first handle of a record that is in no list yet. */
+CUresult memory_hand_out(struct memory *m, CUhandle *handle);
+
 /* For who has the records for himself. */
 void memory_enter(struct memory *m);
 void memory_leave(struct memory *m);
