@@ -270,6 +270,11 @@ func (w *walker) run(line string, background bool) {
 	}
 	if background {
 		go func() { _ = cmd.Wait() }()
+		w.Cleanup(func() {
+			if text, _ := os.ReadFile(output.Name()); w.Failed() {
+				w.Logf("$ %s\n%s", line, text)
+			}
+		})
 		return
 	}
 	err = cmd.Wait()

@@ -19,7 +19,7 @@ import (
 func (h *Host) diagnose(criu int) {
 	h.t.Helper()
 	h.t.Logf("criu (process %d) hangs", criu)
-	jobs, hooks := showThreads(h.t)
+	jobs, hooks := ShowThreads(h.t)
 	for _, pid := range hooks {
 		_ = unix.Kill(pid, unix.SIGQUIT)
 	}
@@ -36,9 +36,9 @@ func (h *Host) diagnose(criu int) {
 	}
 }
 
-// showThreads shows the states and system calls of the threads of jobs, hooks and criu, and
+// ShowThreads shows the states and system calls of the threads of jobs, hooks and criu, and
 // what watchers have written. It returns the jobs and the hooks.
-func showThreads(t testing.TB) (jobs, hooks []int) {
+func ShowThreads(t testing.TB) (jobs, hooks []int) {
 	t.Helper()
 	statuses, _ := filepath.Glob("/proc/[0-9]*/task/[0-9]*/stat")
 	for _, file := range statuses {

@@ -214,7 +214,7 @@ func (j *Job) WaitTicks(n int) {
 	ticked := false
 	defer func() {
 		if !ticked {
-			showThreads(j.t)
+			ShowThreads(j.t)
 		}
 	}()
 	Eventually(j.t, Soon, fmt.Sprintf("every process of the job ticks %d times from %v", n, from), func() bool {

@@ -87,6 +87,11 @@ func (b *bench) start(t *testing.T, args ...string) (*exec.Cmd, *testenv.Output)
 	if err := cmd.Start(); err != nil {
 		t.Fatal(err)
 	}
+	t.Cleanup(func() {
+		if t.Failed() {
+			t.Logf("$ cucriu %s\n%s", strings.Join(args, " "), output)
+		}
+	})
 	b.started = strconv.Itoa(cmd.Process.Pid)
 	return cmd, output
 }

@@ -32,7 +32,7 @@ func (r result) stacks() string {
 	output, _ := os.ReadFile(r.output)
 	log, _ := os.ReadFile(r.log)
 	all := string(output) + string(log)
-	return all[max(0, len(all)-20000):]
+	return all[max(0, len(all)-8000):]
 }
 
 func (r result) String() string {
@@ -66,6 +66,7 @@ func (j *job) do(t *testing.T, deed, program string, args ...string) result {
 		t.Fatal(err)
 	}
 	hung := time.AfterFunc(3*testenv.Soon, func() {
+		testenv.ShowThreads(t)
 		for _, pid := range slices.Concat(testenv.Running("cucriu-hook"), testenv.Running("cucriu")) {
 			_ = unix.Kill(pid, unix.SIGQUIT) // the logs then show what their goroutines wait for
 		}
