@@ -3,7 +3,7 @@
 # commands. The command has
 #   - a temporary directory of its own ($TMPDIR), which is removed when the command has ended, even if it was killed; with --in-memory, it is
 #     kept in memory where there is enough, so that nobody waits for a disk
-#   - a mount namespace of its own, in which criu's and cucriu's configuration, cucriu's sessions and shared memory are empty
+#   - a mount namespace of its own, in which criu's and cucriu's configuration, cucriu's sessions and shared memory are empty, and /run is in memory
 #   - no descriptors but standard input, output and error (clean-exec.sh)
 # The script executes the command instead of waiting for it, so signals and the exit status are the command's own. Needs root.
 set -euo pipefail
@@ -38,6 +38,18 @@ if [[ ${1:-} == --inside ]]; then
 			why=$(mount --bind "$empty" "$place" 2>&1) || no_namespace "cannot hide $place" "$why"
 		fi
 	done
+	# Of what is in /run, criu keeps what it has found out about the kernel, if that is in memory, as on most machines. On the others
+	# every criu would try it all again.
+	if [[ $(stat -f -c %T /run) != tmpfs ]]; then
+		mkdir "$dir/run-of-host"
+		why=$({ mount --bind /run "$dir/run-of-host" && mount -t tmpfs -o mode=0755,nosuid,nodev tmpfs /run && mkdir -m 1777 /run/lock; } 2>&1) ||
+			no_namespace "cannot mount an own /run" "$why"
+		if [[ -d $dir/run-of-host/nvidia-persistenced ]]; then
+			mkdir /run/nvidia-persistenced
+			mount --bind "$dir/run-of-host/nvidia-persistenced" /run/nvidia-persistenced
+		fi
+		umount "$dir/run-of-host"
+	fi
 	if [[ -d /dev/shm ]]; then
 		why=$(mount -t tmpfs -o mode=1777,nosuid,nodev tmpfs /dev/shm 2>&1) || no_namespace "cannot mount an own /dev/shm" "$why"
 	fi

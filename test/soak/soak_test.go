@@ -67,6 +67,12 @@ func newSoak(t *testing.T, o options) *soak {
 	s := &soak{options: o, t: t, host: testenv.NewHost(t, 2, "--mib-per-gpu", "512"), dir: t.TempDir(), begun: time.Now(), counts: make(map[string]int)}
 	s.host.Setenv("CUCRIU_CONFIG", s.host.Config("version: 1\nlock: {timeout: 2s, try: 500ms}\n"))
 	s.driver = s.host.Driver()
+	// The first criu on a machine tries the kernel with children that stop themselves, and hangs if somebody else continues one
+	// ([soak.continueFromOutside]). It keeps what it has found for the others.
+	const found = "/run/criu.kdat"
+	if output, err := s.host.Command(testenv.Criu(t), "check", "--feature", "clone3_set_tid").CombinedOutput(); err != nil || !testenv.Exists(found) {
+		t.Fatalf("criu has left no %s: %v\n%s", found, err, output)
+	}
 	for i, kind := range []struct {
 		name      string
 		processes int
