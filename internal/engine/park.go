@@ -89,7 +89,7 @@ func stepOutFor(ctx context.Context, s *session.Session, t *Target, waiters func
 		waits := make(map[int]inject.LockWait)
 		for _, tid := range tids {
 			wait, is := inject.WaitsForLock(t.PID, tid)
-			if !is {
+			if !is || wait.HeldByOneOf(t.Process, tids) { // who goes on, and lets go of it
 				continue
 			}
 			waits[tid] = wait

@@ -53,6 +53,23 @@ func WaitsForLock(pid, tid int) (LockWait, bool) {
 	return LockWait{tid, string(text), number(address), number(pc)}, true
 }
 
+// HeldByOneOf reports whether a mutex names one of these threads as its owner. Some locks name none.
+func (w LockWait) HeldByOneOf(process *proc.Process, tids []int) bool {
+	owner := w.mutex(process).owner
+	return slices.ContainsFunc(tids, func(tid int) bool {
+		status, err := proc.ReadStatus(tid)
+		return err == nil && status.ImagePID() == int(owner)
+	})
+}
+
+// mutex is how a pthread_mutex_t begins. A lock without an owner has other things there.
+type mutex struct{ word, count, owner uint32 }
+
+func (w LockWait) mutex(process *proc.Process) (m mutex) {
+	_ = process.ReadMemory(bytesOf(&m), w.lock)
+	return m
+}
+
 func (w LockWait) over(pid int) bool {
 	now, waits := WaitsForLock(pid, w.tid)
 	return !waits || now != w
@@ -117,14 +134,13 @@ func stepOutIn(ctx context.Context, pid, most int, holders func(*proc.Process, [
 
 // holders returns which of the parked threads may hold the lock.
 func (w LockWait) holders(process *proc.Process, threads []savedThread, maps []*procfs.ProcMap) (found []int) {
-	var mutex struct{ word, count, owner uint32 } // as pthread_mutex_t begins; a lock without an owner has other things there
-	_ = process.ReadMemory(bytesOf(&mutex), w.lock)
+	owner := w.mutex(process).owner
 	library := mappedAt(maps, w.pc)
 	for i, t := range threads {
 		status, err := proc.ReadStatus(t.TID)
 		switch {
 		case err != nil || t.Registers.waits():
-		case status.ImagePID() == int(mutex.owner):
+		case status.ImagePID() == int(owner):
 			found = slices.Insert(found, 0, i)
 		case library != "" && mappedAt(maps, t.Registers.pc()) == library:
 			found = append(found, i)

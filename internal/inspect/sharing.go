@@ -59,10 +59,7 @@ func (s *snapshot) lossFindings(kernel kernelAnswer, processes []Process, served
 		}
 	}
 	for _, share := range kernel.shares {
-		if slices.Contains(pids, share.PID) && slices.Contains(pids, share.With) {
-			continue
-		}
-		findings = append(findings, sharingFinding(processes, share))
+		findings = append(findings, sharingFinding(processes, share, slices.Contains(pids, share.PID) && slices.Contains(pids, share.With)))
 	}
 	if kernel.unknown == nil {
 		return findings, nil
@@ -71,9 +68,12 @@ func (s *snapshot) lossFindings(kernel kernelAnswer, processes []Process, served
 	return append(findings, unknown...), err
 }
 
-func sharingFinding(processes []Process, share nvrm.Share) preflight.Finding {
+func sharingFinding(processes []Process, share nvrm.Share, served bool) preflight.Finding {
 	at := slices.IndexFunc(processes, func(p Process) bool { return p.PID == share.PID })
 	other := partner(processes, share.With)
+	if served {
+		return processes[at].about(preflight.Fine(preflight.FindingSharing, "shares device memory with "+other+": it is taken down for the checkpoint, and put up again"))
+	}
 	if share.Maybe {
 		return processes[at].about(preflight.Warning(preflight.FindingSharing, "may share device memory with "+other+", which has imported some: a restore would silently end that", ""))
 	}

@@ -66,7 +66,8 @@ func (h *Host) RunCriu(verb, dir string, args ...string) CriuRun {
 func (h *Host) run(verb, dir string, cmd *exec.Cmd) CriuRun {
 	h.t.Helper()
 	hung := time.AfterFunc(2*Soon, func() {
-		h.diagnose(cmd.Process.Pid)
+		h.t.Logf("criu (process %d) hangs", cmd.Process.Pid)
+		h.diagnose()
 		_ = cmd.Process.Kill()
 	})
 	cmd.WaitDelay = 10 * time.Second // its children may keep its output open

@@ -13,17 +13,22 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// diagnose shows what the processes of the test are doing when criu hangs: the states and
-// system calls of their threads, the hook's goroutines (by SIGQUIT, in criu's log) and, if
+// diagnose shows what the processes of the test are doing when something hangs: the states and
+// system calls of their threads, the goroutines of hooks and watchers (by SIGQUIT, in criu's log and theirs) and, if
 // there is a debugger, the stacks of the jobs.
-func (h *Host) diagnose(criu int) {
+func (h *Host) diagnose() {
 	h.t.Helper()
-	h.t.Logf("criu (process %d) hangs", criu)
 	jobs, hooks := ShowThreads(h.t)
 	for _, pid := range hooks {
 		_ = unix.Kill(pid, unix.SIGQUIT)
 	}
 	time.Sleep(time.Second)
+	logs, _ := filepath.Glob(filepath.Join(h.RunDir, "sessions", "*", "watcher.log"))
+	for _, file := range logs {
+		if log, _ := os.ReadFile(file); strings.Contains(string(log), "SIGQUIT") {
+			h.t.Logf("%s\n%s", file, log)
+		}
+	}
 	debugger, err := exec.LookPath("cuda-gdb")
 	if err != nil {
 		return

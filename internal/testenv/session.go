@@ -55,6 +55,7 @@ func (h *Host) WaitOutcome(want string) {
 		if h.LastOutcome() == "" {
 			out, err := h.Cucriu("status")
 			h.t.Logf("cucriu status: %v\n%s", err, out)
+			h.diagnose()
 		}
 	}()
 	Eventually(h.t, Soon, "the session is closed", func() bool { return h.LastOutcome() != "" })

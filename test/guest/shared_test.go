@@ -2,6 +2,7 @@ package guest
 
 import (
 	"fmt"
+	"slices"
 	"strconv"
 	"strings"
 	"testing"
@@ -14,6 +15,7 @@ var sharers = map[string][]string{
 	"cuIpc":                {"--ipc", "--mib", "32"},
 	"handles":              {"--ipc-vmm", "--mib", "32"},
 	"handles, much memory": {"--ipc-vmm", "--mib", "64", "--memory", "vmm"},
+	"a mesh of three":      {"--ranks", "3", "--mesh", "2", "--gpus", "0,1"},
 }
 
 // startSharing starts a job whose processes share memory, with the library, which is asked to serve that.
@@ -21,7 +23,11 @@ func startSharing(t *testing.T, host *testenv.Host, args ...string) *testenv.Job
 	t.Helper()
 	host.Setenv("CUCRIU_CONFIG", host.Config(patient))
 	host.Setenv("CUCRIU_SHARING", "1")
-	job := host.StartUnder(testenv.WithGuest(t), 2, args...)
+	processes := 2
+	if i := slices.Index(args, "--ranks"); i >= 0 {
+		processes, _ = strconv.Atoi(args[i+1])
+	}
+	job := host.StartUnder(testenv.WithGuest(t), processes, args...)
 	job.Runs()
 	return job
 }
@@ -51,6 +57,53 @@ func TestWhatProcessesShareComesBack(t *testing.T) {
 			})
 		})
 	}
+}
+
+// TestSharedMemoryIsSuspended with all processes that have it, or not at all.
+func TestSharedMemoryIsSuspended(t *testing.T) {
+	testenv.Simulated(t, func(t *testing.T) {
+		host := testenv.NewHost(t, 2, "--mib-per-gpu", "400")
+		job := startSharing(t, host, "--ranks", "3", "--mesh", "2", "--gpus", "0,1")
+		var all []string
+		for i := range 3 {
+			all = append(all, "-p", strconv.Itoa(job.MustStatus(i).PID))
+		}
+		if out := testenv.Exits(t, host, testenv.StatusRefused, append([]string{"suspend"}, all[:4]...)...); !strings.Contains(out, "shared-gpu-memory") {
+			t.Errorf("cucriu suspend of two of three: %s", out)
+		}
+		job.Runs()
+		testenv.Exits(t, host, 0, append([]string{"suspend"}, all...)...)
+		testenv.Exits(t, host, 0, append([]string{"resume"}, all...)...)
+		job.Runs()
+		job.Check()
+	})
+}
+
+// TestAnImageOfSharersIsRestoredTwice: whose memory it is, the processes know by the same names each time.
+func TestAnImageOfSharersIsRestoredTwice(t *testing.T) {
+	testenv.Simulated(t, func(t *testing.T) {
+		host := testenv.NewHost(t, 2, "--mib-per-gpu", "400")
+		job := startSharing(t, host, "--ranks", "2", "--mesh", "2", "--gpus", "0,1")
+		images := testenv.NewImages(t)
+		moved(t, host, host.TryDump(job, images))
+		for range 2 {
+			host.Restore(images)
+			job.Runs()
+			job.Check()
+			job.Kill()
+		}
+	})
+}
+
+// TestManyPiecesAreShared: more than messages fit into a socket.
+func TestManyPiecesAreShared(t *testing.T) {
+	testenv.Simulated(t, func(t *testing.T) {
+		host := testenv.NewHost(t, 2, "--mib-per-gpu", "1200")
+		job := startSharing(t, host, "--ranks", "2", "--mesh", "400", "--gpus", "0,1")
+		moved(t, host, host.TryDump(job, testenv.NewImages(t), "-R"))
+		host.WaitOutcome("running")
+		job.Runs()
+	})
 }
 
 // TestASharerIsOutsideOfTheJob: what it has could not be taken down.

@@ -77,12 +77,18 @@ func TestThereAndBack(t *testing.T) {
 		"cuda": {4, func(h *hosts.Host) *hosts.Job {
 			return h.Start(2, "--procs", "2", "--mib", "16", "--loaders", "2")
 		}},
+		"sharing": {2, func(h *hosts.Host) *hosts.Job {
+			return h.StartUnder(testenv.WithGuest(t), 2, "--ranks", "2", "--mesh", "2")
+		}},
 		"cpu": {2, func(h *hosts.Host) *hosts.Job { return h.StartProgram("python3", "-c", cpuTree) }},
 	} {
 		t.Run(name, func(t *testing.T) {
 			testenv.IsolatedFor(t, 10*time.Minute, func(t *testing.T) {
 				p := hosts.New(t, hosts.Options{})
 				from, to := p.A, p.B
+				for _, h := range p.Hosts() {
+					h.Setenv("CUCRIU_SHARING", "1")
+				}
 				w := job.start(from)
 				w.WaitTicks(from, 3)
 				begin, has := map[*hosts.Host]traces{from: tracesOn(t, w, from), to: tracesOn(t, w, to)}, belongingsOf(w, from, nil)

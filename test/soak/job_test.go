@@ -52,7 +52,7 @@ func (j *job) start(processes int, args []string) {
 	j.t.Helper()
 	if processes > 0 {
 		var under []string
-		if j.name == moved {
+		if slices.Contains(served, j.name) {
 			under = testenv.WithGuest(j.t)
 		}
 		j.work = j.host.StartUnder(under, processes, args...)

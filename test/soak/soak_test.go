@@ -24,8 +24,8 @@ func TestNoJobIsLostInACrowd(t *testing.T) {
 	testenv.IsolatedFor(t, o.length+2*grace, func(t *testing.T) { newSoak(t, o).run() })
 }
 
-// moved is the job with the library of cucriu run --dir, which moves its memory.
-const moved = "moved"
+// served are the jobs with the library of cucriu run --dir, which moves their memory.
+var served = []string{"moved", "shares"}
 
 // grace is how much longer a soak may take on a busy machine.
 const grace = 5 * time.Minute
@@ -66,6 +66,7 @@ func newSoak(t *testing.T, o options) *soak {
 	t.Helper()
 	s := &soak{options: o, t: t, host: testenv.NewHost(t, 2, "--mib-per-gpu", "512"), dir: t.TempDir(), begun: time.Now(), counts: make(map[string]int)}
 	s.host.Setenv("CUCRIU_CONFIG", s.host.Config("version: 1\nlock: {timeout: 2s, try: 500ms}\n"))
+	s.host.Setenv("CUCRIU_SHARING", "1")
 	s.driver = s.host.Driver()
 	// The first criu on a machine tries the kernel with children that stop themselves, and hangs if somebody else continues one
 	// ([soak.continueFromOutside]). It keeps what it has found for the others.
@@ -82,7 +83,8 @@ func newSoak(t *testing.T, o options) *soak {
 		{"large", 1, []string{"--mib", "2", "--ballast", "24", "--spin", "stream-sync", "--threads", "2"}},
 		{"two", 2, []string{"--procs", "2", "--gpus", "0,1", "--mib", "2", "--spin", "event-sync"}},
 		{"ranks", 2, []string{"--ranks", "2", "--gpus", "0,1", "--mib", "2"}},
-		{moved, 1, []string{"--mib", "2", "--ballast", "24", "--spin", "event-query"}},
+		{"moved", 1, []string{"--mib", "2", "--ballast", "24", "--spin", "event-query"}},
+		{"shares", 2, []string{"--ranks", "2", "--mesh", "2", "--gpus", "0,1", "--mib", "2"}},
 		{"cpu", 0, nil},
 	} {
 		if !o.has(kind.name) {

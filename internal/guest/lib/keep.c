@@ -49,35 +49,19 @@ CUresult kept_take(void)
 	return rights_take() ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
 }
 
-/* Descriptors on their way into the socket. */
-struct batch {
-	int list[BATCH];
-	size_t count;
-};
-
-static bool flush(struct batch *b)
-{
-	const bool sent = !b->count || rights_send("", 1, b->list, b->count);
-
-	while (b->count)
-		close(b->list[--b->count]);
-	return sent;
-}
-
-static bool keep_parts(const struct memory *m, struct batch *b)
+static bool keep_parts(const struct memory *m, struct outgoing *o)
 {
 	for (size_t i = 0; i < m->count; i++) {
-		if (driver.cuMemExportToShareableHandle(&b->list[b->count], m->parts[i], CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR, 0))
+		if (!rights_room(o) || driver.cuMemExportToShareableHandle(&o->list[o->count], m->parts[i], CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR, 0))
 			return false;
-		if (++b->count == BATCH && !flush(b))
-			return false;
+		o->count++;
 	}
 	return true;
 }
 
 int keep(void)
 {
-	struct batch batch = {.count = 0};
+	struct outgoing parts = {.data = "", .size = 1};
 	bool all = keep_connect() >= 0;
 
 	memset(kept, 0, sizeof kept);
@@ -86,9 +70,9 @@ int keep(void)
 			continue;
 		struct kept *k = &kept[m->wanted.location.id];
 		k->bytes += m->size;
-		all = !driver.cuDeviceGetUuid_v2(k->gpu, m->wanted.location.id) && keep_parts(m, &batch);
+		all = !driver.cuDeviceGetUuid_v2(k->gpu, m->wanted.location.id) && keep_parts(m, &parts);
 	}
-	all = flush(&batch) && all;
+	all = rights_send(&parts) && all;
 	return rights_leave(all);
 }
 

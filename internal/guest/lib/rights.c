@@ -23,11 +23,13 @@ void rights_hang_up(void)
 
 int rights_open(void)
 {
+	const int most = 1 << 20; /* as much as may lie in it; the kernel takes what it allows */
 	int pair[2];
 
 	rights_hang_up();
 	if (socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0, pair))
 		return -1;
+	setsockopt(pair[0], SOL_SOCKET, SO_SNDBUF, &most, sizeof most);
 	ours = pair[0];
 	return theirs = pair[1];
 }
@@ -45,15 +47,26 @@ union control {
 	char space[CMSG_SPACE(BATCH * sizeof(int))];
 };
 
-bool rights_send(const void *data, size_t size, const int *list, size_t n)
+static bool send_message(const struct outgoing *o)
 {
-	union control control = {.header = {.cmsg_len = CMSG_LEN(n * sizeof *list), .cmsg_level = SOL_SOCKET, .cmsg_type = SCM_RIGHTS}};
-	struct iovec bytes = {(void *)data, size};
-	struct msghdr message = {.msg_iov = &bytes, .msg_iovlen = 1, .msg_control = &control, .msg_controllen = CMSG_SPACE(n * sizeof *list)};
+	union control control = {.header = {.cmsg_len = CMSG_LEN(o->count * sizeof *o->list), .cmsg_level = SOL_SOCKET, .cmsg_type = SCM_RIGHTS}};
+	struct iovec bytes = {(void *)o->data, o->size};
+	struct msghdr message = {.msg_iov = &bytes, .msg_iovlen = 1, .msg_control = &control, .msg_controllen = CMSG_SPACE(o->count * sizeof *o->list)};
 
-	memcpy(CMSG_DATA(&control.header), list, n * sizeof *list);
-	return sendmsg(ours, &message, MSG_NOSIGNAL) == (ssize_t)size;
+	memcpy(CMSG_DATA(&control.header), o->list, o->count * sizeof *o->list);
+	return sendmsg(ours, &message, MSG_NOSIGNAL) == (ssize_t)o->size;
 }
+
+bool rights_send(struct outgoing *o)
+{
+	const bool sent = !o->count || send_message(o);
+
+	while (o->count)
+		close(o->list[--o->count]);
+	return sent;
+}
+
+bool rights_room(struct outgoing *o) { return o->count < BATCH || rights_send(o); }
 
 size_t rights_receive(void *data, size_t size, int *list)
 {

@@ -13,6 +13,17 @@ int rights_leave(bool with);
 bool rights_take(void);
 void rights_hang_up(void);
 
-bool rights_send(const void *data, size_t size, const int *list, size_t n);
+/* A message that is being made. */
+struct outgoing {
+	const void *data;
+	size_t size;
+	int list[BATCH];
+	size_t count;
+};
+
+/* Sends a message that is full, and makes room for the next descriptor. */
+bool rights_room(struct outgoing *o);
+/* Sends the descriptors, and closes them. */
+bool rights_send(struct outgoing *o);
 /* Receives a message with as much data, and returns how many descriptors came with it: the caller's to close. 0: there is none. */
 size_t rights_receive(void *data, size_t size, int *list);

@@ -14,10 +14,12 @@
 
 static struct link links[MOST_LINKS];
 
-/* The beginning of a message: these are parts of a memory. */
+/* A message. A descriptor of each part goes along. */
 struct given {
 	char owner[24];
-	uint64_t number, first;
+	struct {
+		uint64_t memory, part;
+	} which[BATCH];
 };
 
 bool share_is(const struct memory *m) { return m->number && !m->ending; }
@@ -33,39 +35,35 @@ bool share_add(struct sharing *s, const struct memory *m, bool movable)
 	return true;
 }
 
-static bool give(const struct memory *m)
+static bool give(const struct memory *m, struct given *given, struct outgoing *o)
 {
-	struct given what = {.number = m->number};
-	bool done = true;
-
-	memcpy(what.owner, ipc_name(), sizeof what.owner);
-	for (; what.first < m->count && done; what.first += BATCH) {
-		int list[BATCH];
-		size_t n = 0;
-		while (done && n < BATCH && what.first + n < m->count)
-			if ((done = !driver.cuMemExportToShareableHandle(&list[n], m->parts[what.first + n], CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR, 0)))
-				n++;
-		done = done && rights_send(&what, sizeof what, list, n);
-		while (n)
-			close(list[--n]);
+	for (size_t part = 0; part < m->count; part++) {
+		if (!rights_room(o) || driver.cuMemExportToShareableHandle(&o->list[o->count], m->parts[part], CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR, 0))
+			return false;
+		given->which[o->count].memory = m->number;
+		given->which[o->count++].part = part;
 		agent_progress();
 	}
-	return done;
+	return true;
 }
 
 int share_give(void)
 {
+	struct given given = {.owner = {0}};
+	struct outgoing parts = {.data = &given, .size = sizeof given};
 	bool all = rights_open() >= 0;
 
+	memcpy(given.owner, ipc_name(), sizeof given.owner);
 	for (const struct memory *m = memory_first(); m && all; m = m->next)
 		if (share_is(m) && !m->opened)
-			all = !m->out && give(m);
+			all = !m->out && give(m, &given, &parts);
+	all = rights_send(&parts) && all;
 	return rights_leave(all);
 }
 
-static bool waits_for(const struct memory *m, const struct given *what)
+static bool waits_for(const struct memory *m, const char *owner, uint64_t number)
 {
-	return share_is(m) && m->opened && m->out && m->number == what->number && !memcmp(m->owner, what->owner, sizeof m->owner);
+	return share_is(m) && m->opened && m->out && m->number == number && !memcmp(m->owner, owner, sizeof m->owner);
 }
 
 static void drop(struct memory *m)
@@ -74,13 +72,12 @@ static void drop(struct memory *m)
 		driver.cuMemRelease(m->parts[--m->taken]);
 }
 
-static CUresult take(struct memory *m, const struct given *what, const int *list, size_t n, CUresult (*put_up)(struct memory *))
+static CUresult take(struct memory *m, uint64_t part, int fd, CUresult (*put_up)(struct memory *))
 {
-	CUresult r = m->taken == what->first && n <= m->count - m->taken ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
+	CUresult r = part == m->taken && part < m->count ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
 
-	for (size_t i = 0; i < n && !r; i++)
-		if (!(r = driver.cuMemImportFromShareableHandle(&m->parts[m->taken], (void *)(intptr_t)list[i], CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR)))
-			m->taken++;
+	if (!r && !(r = driver.cuMemImportFromShareableHandle(&m->parts[part], (void *)(intptr_t)fd, CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR)))
+		m->taken++;
 	if (!r && m->taken == m->count && !(r = put_up(m))) {
 		m->out = false;
 		m->taken = 0;
@@ -92,15 +89,16 @@ static CUresult take(struct memory *m, const struct given *what, const int *list
 
 CUresult share_take(CUresult (*put_up)(struct memory *m))
 {
-	struct given what;
+	struct given given;
 	int list[BATCH];
 	size_t n;
 	CUresult r = rights_take() ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
 
-	while (!r && (n = rights_receive(&what, sizeof what, list))) {
-		for (struct memory *m = memory_first(); m && !r; m = m->next)
-			if (waits_for(m, &what))
-				r = take(m, &what, list, n, put_up);
+	while (!r && (n = rights_receive(&given, sizeof given, list))) {
+		for (size_t i = 0; i < n && !r; i++)
+			for (struct memory *m = memory_first(); m && !r; m = m->next)
+				if (waits_for(m, given.owner, given.which[i].memory))
+					r = take(m, given.which[i].part, list[i], put_up);
 		while (n)
 			close(list[--n]);
 		agent_progress();

@@ -34,6 +34,12 @@ type Job struct {
 // have --procs or --ranks with the same number.
 func (h *Host) Start(processes int, args ...string) *Job {
 	h.pair.t.Helper()
+	return h.StartUnder(nil, processes, args...)
+}
+
+// StartUnder is [Host.Start] with a program that starts cudawork.
+func (h *Host) StartUnder(parent []string, processes int, args ...string) *Job {
+	h.pair.t.Helper()
 	w := h.newJob()
 	program := testenv.Artefact(h.pair.t, "make workload", "build", "workload", "cudawork")
 	if processes > 1 {
@@ -42,7 +48,8 @@ func (h *Host) Start(processes int, args ...string) *Job {
 			w.Dirs = append(w.Dirs, filepath.Join(w.Dir, "rank-"+strconv.Itoa(i)))
 		}
 	}
-	w.start(program, append([]string{"--dir", w.Dir}, args...)...)
+	command := slices.Concat(parent, []string{program, "--dir", w.Dir}, args)
+	w.start(command[0], command[1:]...)
 	w.WaitTicks(h, 3)
 	return w
 }

@@ -91,6 +91,7 @@ enum {
 	X(MemFree, "cuMemFree_v2", 0, (CUdeviceptr ptr)) \
 	X(MemsetD8, "cuMemsetD8_v2", 0, (CUdeviceptr ptr, unsigned char value, size_t bytes)) \
 	X(MemcpyDtoH, "cuMemcpyDtoH_v2", 0, (void *dst, CUdeviceptr src, size_t bytes)) \
+	X(MemcpyHtoD, "cuMemcpyHtoD_v2", 1, (CUdeviceptr dst, const void *src, size_t bytes)) \
 	X(MemAllocManaged, "cuMemAllocManaged", 1, (CUdeviceptr *ptr, size_t bytes, unsigned flags)) \
 	X(MemAllocHost, "cuMemAllocHost_v2", 1, (void **ptr, size_t bytes)) \
 	X(MemFreeHost, "cuMemFreeHost", 1, (void *ptr)) \

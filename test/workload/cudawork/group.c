@@ -12,6 +12,7 @@
 #include <unistd.h>
 
 #include "ipc.h"
+#include "mesh.h"
 #include "report.h"
 #include "role.h"
 #include "worker.h"
@@ -59,7 +60,7 @@ static void start(struct group *g)
 	uint64_t number = group_number();
 	void *meeting = NULL;
 
-	if (o->ranks)
+	if (o->ranks && !o->mesh)
 		meeting = mmap(NULL, MEETING_BYTES, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
 	if (meeting == MAP_FAILED)
 		die(EXIT_USAGE, "mmap: %s", strerror(errno));
@@ -68,6 +69,7 @@ static void start(struct group *g)
 	file_remove(o->dir, IPC_UNMAPPED);
 	file_remove(o->dir, IPC_SHARE);
 	file_remove(o->dir, IPC_SHARED);
+	mesh_clear(o->dir, g->size);
 	for (int i = 0; i < g->size; i++) {
 		struct role r = {.part = part_of(o, i), .rank = i, .size = g->size, .group = number, .ipc_vmm = o->ipc_vmm, .ipc_later = o->ipc_later, .meeting = meeting, .ahead = o->ahead ? AHEAD_MAX : 0};
 		char name[32];

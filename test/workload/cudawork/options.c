@@ -48,6 +48,7 @@ static const char usage[] =
 	"  --ranks N       the same with a collective in each tick\n"
 	"  --ahead         with --ranks: only rank 0 synchronizes, so the others run ahead\n"
 	"  --hog-rank R    with --ranks: rank R has a kernel of an hour on a stream of its own\n"
+	"  --mesh N        with --ranks: instead of the collective each has N pieces of 2 MiB of each other one\n"
 	"  --ipc           two processes; the first exports memory that the second reads\n"
 	"  --ipc-vmm       the same by a handle of the VMM API\n"
 	"  --ipc-later     with either: not before DIR/share says so\n"
@@ -110,7 +111,7 @@ static int parse_name(const char *option, const char *name, const char *const *n
 struct options options_parse(int argc, char **argv)
 {
 	enum { DIR_ = 256, GPUS, MIB, BALLAST, ZEROS, FLAT, TICK_MS, BUSY_MS, THREADS, SPIN, MANAGED, MLOCK, PINNED, FORK_CHILD, IO_URING, IPC, RANKS, PROCS, AHEAD, HOG_RANK, BURN, HELP,
-	       COPY_WAIT, PIECES, MEMORY, HANDLE, PEER, REGISTERED, IPC_HANDLES, IPC_VMM, IPC_LATER, PROFILER, LATER, LOADERS, SHARE_FILES, VFORK, LOOK, CONTEXT_LATER, TRIM };
+	       COPY_WAIT, PIECES, MEMORY, HANDLE, PEER, REGISTERED, IPC_HANDLES, IPC_VMM, IPC_LATER, PROFILER, LATER, LOADERS, SHARE_FILES, VFORK, LOOK, CONTEXT_LATER, TRIM, MESH };
 	static const struct option longs[] = {
 		{"dir", 1, 0, DIR_}, {"gpus", 1, 0, GPUS}, {"mib", 1, 0, MIB},
 		{"ballast", 1, 0, BALLAST}, {"zeros", 1, 0, ZEROS}, {"flat", 1, 0, FLAT},
@@ -119,7 +120,7 @@ struct options options_parse(int argc, char **argv)
 		{"managed", 0, 0, MANAGED}, {"mlock", 0, 0, MLOCK}, {"pinned", 0, 0, PINNED},
 		{"fork-child", 0, 0, FORK_CHILD}, {"io-uring", 0, 0, IO_URING}, {"ipc", 0, 0, IPC}, {"ipc-vmm", 0, 0, IPC_VMM}, {"ipc-later", 0, 0, IPC_LATER},
 		{"ranks", 1, 0, RANKS}, {"procs", 1, 0, PROCS}, {"ahead", 0, 0, AHEAD},
-		{"hog-rank", 1, 0, HOG_RANK}, {"burn", 1, 0, BURN}, {"help", 0, 0, HELP},
+		{"hog-rank", 1, 0, HOG_RANK}, {"mesh", 1, 0, MESH}, {"burn", 1, 0, BURN}, {"help", 0, 0, HELP},
 		{"ballast-pieces", 1, 0, PIECES}, {"memory", 1, 0, MEMORY}, {"handle-mib", 1, 0, HANDLE},
 		{"peer", 1, 0, PEER}, {"registered", 0, 0, REGISTERED}, {"ipc-handles", 0, 0, IPC_HANDLES},
 		{"profiler", 1, 0, PROFILER}, {"peer-later", 0, 0, LATER}, {"loaders", 1, 0, LOADERS}, {"share-files", 0, 0, SHARE_FILES}, {"vfork", 0, 0, VFORK}, {"look", 0, 0, LOOK}, {"context-later", 0, 0, CONTEXT_LATER}, {"trim", 0, 0, TRIM}, {0, 0, 0, 0},
@@ -138,6 +139,7 @@ struct options options_parse(int argc, char **argv)
 		case TICK_MS: o.tick_ms = number("tick-ms", optarg, 0, 3600 * 1000); break;
 		case BUSY_MS: o.busy_ms = number("busy-ms", optarg, 0, 3600 * 1000); break;
 		case THREADS: o.threads = number("threads", optarg, 0, 1000); break;
+		case MESH: o.mesh = number("mesh", optarg, 1, MESH_MAX); break;
 		case BURN: o.burn = number("burn", optarg, 0, 1000); break;
 		case TRIM: o.trim = 1; break;
 		case SPIN: o.spin = NAMED("spin", spin_names); break;
@@ -179,5 +181,7 @@ struct options options_parse(int argc, char **argv)
 		die(EXIT_USAGE, "--ipc, --ranks and --procs exclude one another");
 	if ((o.ahead || o.hog_rank >= 0) && !o.ranks)
 		die(EXIT_USAGE, "--ahead and --hog-rank are about --ranks");
+	if (o.mesh && (!o.ranks || o.ahead))
+		die(EXIT_USAGE, "--mesh is about --ranks, and not with --ahead");
 	return o;
 }

@@ -4,6 +4,7 @@
 
 #include "loaders.h"
 #include "memory.h"
+#include "mesh.h"
 #include "peers.h"
 #include "profiler.h"
 
@@ -54,6 +55,7 @@ struct options {
 	int procs;
 	int copy_wait; /* a tick ends in a copy, which the driver's lock holds, and not in a synchronizing call */
 	int ahead;    /* of the ranks all but the first run ahead */
+	int mesh;     /* pieces of memory that each rank gives all others, 0: none */
 	int hog_rank; /* has a kernel that does not end; -1: none has */
 };
 

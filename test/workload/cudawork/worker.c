@@ -11,6 +11,7 @@
 #include "gpu.h"
 #include "ipc.h"
 #include "loaders.h"
+#include "mesh.h"
 #include "peers.h"
 #include "profiler.h"
 #include "report.h"
@@ -70,6 +71,7 @@ static void set_up(struct worker *w)
 		ipc_take_handles(&w->gpus[0]);
 	w->scratch = o->pinned ? companions_pin(&w->gpus[0], o->pinned) : pageable;
 	ipc_connect(w->role, &w->gpus[0]);
+	mesh_connect(w->role, &w->gpus[0], o->mesh);
 	companions_spin(w->gpus, w->ngpus, o->spin);
 	if (o->vfork)
 		companions_vfork();
@@ -131,7 +133,7 @@ static void tick(struct worker *w)
 		gpu_use(by);
 		gpu_submit_step(g, by);
 		gpu_use(g);
-		if (r->part == RANK)
+		if (r->part == RANK && !w->options->mesh)
 			gpu_submit_collective(g, r->group, r->rank, r->size, w->ticks + 1);
 	}
 	if (runs_ahead(w)) {
@@ -148,6 +150,7 @@ static void tick(struct worker *w)
 		gpu_check_sample(&w->gpus[i], w->ticks, w->scratch);
 	}
 	ipc_check(r, &w->gpus[0]);
+	mesh_tick(r, &w->gpus[0], w->ticks);
 	loaders_ask(w->ticks);
 }
 
