@@ -12,6 +12,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"cucriu/internal/agent"
 	"cucriu/internal/guest"
 	"cucriu/internal/jobs/inside"
 	"cucriu/internal/jobs/job"
@@ -178,13 +179,15 @@ func (s *starter) start(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	env, notes := job.Choice{With: s.Settings, Without: s.NoSettings}.Apply(g.Renumber(environment(s.Options)), len(g.Visible))
+	env, has := g.Renumber(environment(s.Options)), false
 	if s.Guest && len(g.Visible) > 0 {
-		env, err = s.withGuest(env)
+		env, has, err = s.withGuest(env)
 		if err != nil {
 			return err
 		}
 	}
+	choice := job.Choice{With: s.Settings, Without: s.NoSettings, Sharing: has && agent.ServesSharing()}
+	env, notes := choice.Apply(env, len(g.Visible))
 	for _, note := range notes {
 		s.say(note)
 	}
@@ -207,7 +210,7 @@ func (s *starter) start(ctx context.Context) error {
 }
 
 // withGuest has the job's programs load the library. A job that cannot have it runs without.
-func (s *starter) withGuest(env []string) ([]string, error) {
+func (s *starter) withGuest(env []string) (_ []string, has bool, err error) {
 	var version string
 	driver, err := s.hook.OpenDriver()
 	if err == nil {
@@ -218,13 +221,13 @@ func (s *starter) withGuest(env []string) ([]string, error) {
 	}
 	if err != nil {
 		s.say(fmt.Sprintf("--guest is left out: %v", err))
-		return env, nil
+		return env, false, nil
 	}
 	if err := guest.Place(s.Dir); err != nil {
-		return nil, fmt.Errorf("library for the job: %w", err)
+		return nil, false, fmt.Errorf("library for the job: %w", err)
 	}
 	s.say(fmt.Sprintf("LD_PRELOAD=%s is set (its library makes large allocations of parts: a process that uses several GPUs can be restored, and checkpoints are quicker; --guest off leaves it out)", filepath.Join(s.Dir, guest.File)))
-	return guest.Preload(env, s.Dir), nil
+	return guest.Preload(env, s.Dir), true, nil
 }
 
 // newSandbox makes a sandbox that shows these GPUs.

@@ -118,6 +118,7 @@ EXPORT CUresult cuDeviceGetAttribute(int *out, int attribute, CUdevice ordinal)
 		{36, 3201000}, {37, 6144}, {38, 62914560}, {39, 2048}, /* memory clock, bus, L2, threads per SM */
 		{40, 3}, {41, 1}, {75, 9}, {76, 0}, {78, 1}, {83, 1},  /* copy engines, UVA, 9.0, priorities, managed */
 		{89, 1}, {90, 1}, {106, 233472},		       /* concurrent managed, preemption, shared per SM */
+		{128, 1}, {132, 1},				       /* fabric handles, multicast */
 	};
 	struct sim_device *d;
 	CUresult r = device_of(ordinal, out, &d);

@@ -37,7 +37,7 @@ func TestWhatProcessesShareComesBack(t *testing.T) {
 	testenv.Parallel(t)
 	for name, args := range sharers {
 		t.Run(name, func(t *testing.T) {
-			testenv.Simulated(t, func(t *testing.T) {
+			testenv.Isolated(t, func(t *testing.T) {
 				host := testenv.NewHost(t, 2, "--mib-per-gpu", "800")
 				job := startSharing(t, host, args...)
 				goesOn := func() {
@@ -61,7 +61,7 @@ func TestWhatProcessesShareComesBack(t *testing.T) {
 
 // TestSharedMemoryIsSuspended with all processes that have it, or not at all.
 func TestSharedMemoryIsSuspended(t *testing.T) {
-	testenv.Simulated(t, func(t *testing.T) {
+	testenv.Isolated(t, func(t *testing.T) {
 		host := testenv.NewHost(t, 2, "--mib-per-gpu", "400")
 		job := startSharing(t, host, "--ranks", "3", "--mesh", "2", "--gpus", "0,1")
 		var all []string
@@ -81,7 +81,7 @@ func TestSharedMemoryIsSuspended(t *testing.T) {
 
 // TestAnImageOfSharersIsRestoredTwice: whose memory it is, the processes know by the same names each time.
 func TestAnImageOfSharersIsRestoredTwice(t *testing.T) {
-	testenv.Simulated(t, func(t *testing.T) {
+	testenv.Isolated(t, func(t *testing.T) {
 		host := testenv.NewHost(t, 2, "--mib-per-gpu", "400")
 		job := startSharing(t, host, "--ranks", "2", "--mesh", "2", "--gpus", "0,1")
 		images := testenv.NewImages(t)
@@ -97,7 +97,7 @@ func TestAnImageOfSharersIsRestoredTwice(t *testing.T) {
 
 // TestManyPiecesAreShared: more than messages fit into a socket.
 func TestManyPiecesAreShared(t *testing.T) {
-	testenv.Simulated(t, func(t *testing.T) {
+	testenv.Isolated(t, func(t *testing.T) {
 		host := testenv.NewHost(t, 2, "--mib-per-gpu", "1200")
 		job := startSharing(t, host, "--ranks", "2", "--mesh", "400", "--gpus", "0,1")
 		moved(t, host, host.TryDump(job, testenv.NewImages(t), "-R"))
@@ -108,7 +108,7 @@ func TestManyPiecesAreShared(t *testing.T) {
 
 // TestASharerIsOutsideOfTheJob: what it has could not be taken down.
 func TestASharerIsOutsideOfTheJob(t *testing.T) {
-	testenv.Simulated(t, func(t *testing.T) {
+	testenv.Isolated(t, func(t *testing.T) {
 		host := testenv.NewHost(t, 2, "--mib-per-gpu", "400")
 		job := startSharing(t, host, sharers["cuIpc"]...)
 		owner := job.MustStatus(0).PID
@@ -147,7 +147,7 @@ func TestTheOwnerIsKilled(t *testing.T) {
 	testenv.Parallel(t)
 	for _, point := range []string{"dump.moved", "dump.back.move"} {
 		t.Run(point, func(t *testing.T) {
-			testenv.Simulated(t, func(t *testing.T) {
+			testenv.Isolated(t, func(t *testing.T) {
 				host := testenv.NewHost(t, 2, "--mib-per-gpu", "400")
 				job := startSharing(t, host, sharers["handles"]...)
 				host.UseFailpoint(fmt.Sprintf("%s=kill %d", point, job.MustStatus(0).PID))
@@ -178,7 +178,7 @@ func TestSomebodyIsKilledWhileMemoryIsShared(t *testing.T) {
 		"dump.dumping=kill-watcher+kill-criu": true,
 	} {
 		t.Run(point, func(t *testing.T) {
-			testenv.Simulated(t, func(t *testing.T) {
+			testenv.Isolated(t, func(t *testing.T) {
 				host := testenv.NewHost(t, 2, "--mib-per-gpu", "400")
 				job := startSharing(t, host, sharers["handles"]...)
 				survives(t, host, job, point, recovers)

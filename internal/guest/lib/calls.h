@@ -8,6 +8,7 @@
  *                                  all parts under one handle
  *   cuMemExportToShareableHandle, cuMemImportFromShareableHandle
  *                                  on request, what processes share is known, and can be taken down (ipc.c)
+ *   cuDeviceGetAttribute           then the devices have neither multicast nor fabric handles, which could not be (ipc.c)
  *   cuMemExportToShareableHandle, cuMulticastBindMem, cuMulticastBindAddr, cuMemMapArrayAsync
  *                                  what takes one allocation gets one: the memory is made whole
  *   cuMemGetAddressRange, cuPointerGetAttribute, cuPointerGetAttributes
@@ -28,6 +29,7 @@
 #ifndef SERVED
 #define SERVED CALL
 #endif
+SERVED(CUresult, cuDeviceGetAttribute, int *out, int attribute, CUdevice device)
 SERVED(CUresult, cuMemCreate, CUhandle *handle, size_t size, const struct properties *wanted, unsigned long long flags)
 SERVED(CUresult, cuMemRelease, CUhandle handle)
 SERVED(CUresult, cuMemMap, CUdeviceptr at, size_t size, size_t offset, CUhandle handle, unsigned long long flags)

@@ -250,6 +250,19 @@ bool ipc_serves_handles(void)
 	return serves > 0;
 }
 
+/* By what cannot be taken down and put up again, processes are not to share: they use what is left then. */
+CUresult cuDeviceGetAttribute(int *out, int attribute, CUdevice device)
+{
+	enum { HANDLE_TYPE_FABRIC_SUPPORTED = 128, MULTICAST_SUPPORTED = 132 };
+
+	if (!driver_known())
+		return CUDA_ERROR_NOT_INITIALIZED;
+	CUresult r = driver.cuDeviceGetAttribute(out, attribute, device);
+	if (!r && (attribute == HANDLE_TYPE_FABRIC_SUPPORTED || attribute == MULTICAST_SUPPORTED) && ipc_serves_handles())
+		*out = 0;
+	return r;
+}
+
 #define SEALS (F_SEAL_SEAL | F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_WRITE)
 
 int ipc_export(struct memory *m)

@@ -18,6 +18,8 @@ type Setting struct {
 	Costs bool
 	// severalGPUs says that it is of use only to a job that sees more than one GPU.
 	severalGPUs bool
+	// sharing says that it is of use only where the library in the job takes down what processes share.
+	sharing bool
 }
 
 // Settings are all that are known.
@@ -30,6 +32,10 @@ func Settings() []Setting {
 		{
 			Name: "go-no-mptcp", Variables: []string{"GODEBUG=multipathtcp=0"},
 			What: "Go programs listen by TCP and not by MPTCP, which criu cannot dump",
+		},
+		{
+			Name: "nccl-served", Variables: []string{"NCCL_NVLS_ENABLE=0", "NCCL_CUMEM_HOST_ENABLE=0"}, severalGPUs: true, sharing: true,
+			What: "NCCL shares memory between processes only in ways that can be taken down and put up again",
 		},
 		{
 			Name: "nccl-no-p2p", Variables: []string{"NCCL_P2P_DISABLE=1", "NCCL_SHM_DISABLE=1"}, Costs: true,
@@ -47,7 +53,11 @@ func Settings() []Setting {
 }
 
 // Choice is which settings a user wants beside the usual ones, and which of those not.
-type Choice struct{ With, Without []string }
+type Choice struct {
+	With, Without []string
+	// Sharing says that the library in the job takes down what processes share, and puts it up again.
+	Sharing bool
+}
 
 // CheckSettings refuses names that are not known.
 func CheckSettings(names ...string) error {
@@ -67,7 +77,7 @@ func CheckSettings(names ...string) error {
 func (c Choice) Apply(env []string, gpus int) (_ []string, notes []string) {
 	for _, s := range Settings() {
 		asked := slices.Contains(c.With, s.Name)
-		if slices.Contains(c.Without, s.Name) || !asked && (s.Costs || s.severalGPUs && gpus < 2) {
+		if slices.Contains(c.Without, s.Name) || !asked && (s.Costs || s.severalGPUs && gpus < 2 || s.sharing && !c.Sharing) {
 			continue
 		}
 		for _, variable := range s.Variables {

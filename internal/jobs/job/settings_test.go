@@ -21,6 +21,7 @@ func TestSettings(t *testing.T) {
 		{"left out", Choice{Without: []string{"torch-segments", "go-no-mptcp"}}, nil, 2, nil, ""},
 		{"the user's own", Choice{}, []string{mptcp, "PYTORCH_CUDA_ALLOC_CONF=backend:native"}, 2, []string{mptcp, "PYTORCH_CUDA_ALLOC_CONF=backend:native"}, "you set "},
 		{"the user's own, the same", Choice{}, []string{mptcp, segments}, 2, []string{mptcp, segments}, ""},
+		{"NCCL, with the library", Choice{Sharing: true}, []string{mptcp, segments}, 2, []string{mptcp, segments, "NCCL_NVLS_ENABLE=0", "NCCL_CUMEM_HOST_ENABLE=0"}, "NCCL_NVLS_ENABLE=0 is set"},
 		{"what costs speed, asked for", Choice{With: []string{"nccl-no-p2p"}}, []string{mptcp}, 1, []string{mptcp, "NCCL_P2P_DISABLE=1", "NCCL_SHM_DISABLE=1"}, "NCCL_P2P_DISABLE=1 is set"},
 	} {
 		got, notes := test.Apply(slices.Clone(test.env), test.gpus)

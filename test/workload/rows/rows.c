@@ -14,6 +14,7 @@
 
 #define CALLS(X)                                                                                                       \
 	X(cuInit, unsigned)                                                                                            \
+	X(cuDeviceGetAttribute, int *, int, CUdevice)                                                                  \
 	X(cuDeviceGetCount, int *)                                                                                     \
 	X(cuDevicePrimaryCtxRetain, CUcontext *, CUdevice)                                                             \
 	X(cuCtxSetCurrent, CUcontext)                                                                                  \
@@ -197,6 +198,10 @@ int main(int argc, char **argv)
 	}
 	row("cuInit", cuInit(0));
 	row("count", cuDeviceGetCount(&gpus));
+	int fabric = -1, multicast = -1;
+	cuDeviceGetAttribute(&fabric, 128, 0);
+	cuDeviceGetAttribute(&multicast, 132, 0);
+	printf("fabric handles and multicast: %d %d\n", fabric, multicast);
 	for (int i = gpus - 1; i >= 0; i--)
 		row("context", cuDevicePrimaryCtxRetain(&context, i));
 	row("current", cuCtxSetCurrent(context));
