@@ -61,7 +61,7 @@ run_criu() {
 (cd / && exec setsid "$here/build/workload/cudawork" --dir "$dir/job" --mib 256 --spin stream-sync "${pause[@]}") </dev/null >/dev/null 2>"$dir/stderr" &
 pid=$!
 disown "$pid" # bash is not to report its end
-await 100
+await 20
 echo "job      pid $pid counts on $(field uuid), 256 MiB, one thread that only synchronizes"
 echo "         counter $tick"
 echo
@@ -78,7 +78,7 @@ else
 	echo "map      this machine has one GPU: the job comes back on the same"
 fi
 run_criu restore -d
-await "$((last + 100))"
+await "$((last + 20))"
 touch "$dir/job/check"
 for ((i = 0; i < 6000; i++)); do
 	[[ -e $dir/job/check ]] || break

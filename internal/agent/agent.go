@@ -123,6 +123,8 @@ type mailboxSince4 struct {
 	Down  uint32
 	Count uint32
 	Links uint64 // the address of as many [Link]
+	From  uint64 // which part [Give] begins with
+	Given uint64 // how many descriptors it gave
 }
 
 // hashing is struct hashing of hash.h.
@@ -235,6 +237,7 @@ type Status struct {
 	Busy    bool       // a command is under way
 	Staging proc.Range // where the memory is, if it is [Emptied]; empty if the library does not say
 	Down    bool       // memory of other processes is taken down
+	Given   uint64     // how many descriptors [Agent.GiveFrom] gave: none after all were given
 	// Descriptor is the socket of which the caller may take a copy after [OutKept], [Connect] and [Give]; -1 if there is none.
 	Descriptor int
 }
@@ -242,7 +245,7 @@ type Status struct {
 // Status returns what the agent says of itself.
 func (a *Agent) Status() (Status, error) {
 	box, err := a.read()
-	status := Status{State: box.State, Closed: box.Closed != 0, Busy: box.Done != box.Command, Staging: box.Staging, Down: box.Down > 0, Descriptor: -1}
+	status := Status{State: box.State, Closed: box.Closed != 0, Busy: box.Done != box.Command, Staging: box.Staging, Down: box.Down > 0, Given: box.Given, Descriptor: -1}
 	if box.Version >= 3 {
 		status.Descriptor = int(box.Descriptor)
 	}

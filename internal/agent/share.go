@@ -1,6 +1,10 @@
 package agent
 
-import "os"
+import (
+	"context"
+	"encoding/binary"
+	"os"
+)
 
 // Owner is a name that a library has given itself, by which others know whose memory they have.
 type Owner [24]byte
@@ -16,6 +20,9 @@ type Link struct {
 // mostLinks is MOST_LINKS of share.h.
 const mostLinks = 4096
 
+// MostShared is how many descriptors of parts a process can give.
+const MostShared = 1 << 17
+
 // KnowsOwners reports whether the library knows [List].
 func (a *Agent) KnowsOwners() bool {
 	box, err := a.read()
@@ -30,6 +37,20 @@ func (a *Agent) Links() ([]Link, error) {
 	}
 	links := make([]Link, min(box.Count, mostLinks))
 	return links, a.readTable(links, box.Links)
+}
+
+// GiveFrom has the next [Give] begin with a part, as they are counted over all memory that was given.
+func (a *Agent) GiveFrom(ctx context.Context, part uint64) error {
+	box, err := a.read()
+	if err != nil {
+		return err
+	}
+	const behind = 16 // From and Given
+	data := binary.LittleEndian.AppendUint64(nil, part)
+	if err := a.process.WriteMemory(data, a.address+uint64(binary.Size(box))-behind); err != nil {
+		return err
+	}
+	return a.Do(ctx, Give)
 }
 
 // ServesSharing reports whether memory that processes of a job share is taken down and put up again, if all of them have the

@@ -3,7 +3,6 @@ package engine
 import (
 	"context"
 	"fmt"
-	"os"
 	"slices"
 
 	"golang.org/x/sys/unix"
@@ -159,76 +158,96 @@ func (b *wayBack) shareAgain(ctx context.Context) error {
 		}
 	}
 	for _, t := range without {
-		for _, owner := range owners {
-			if owner == t {
-				continue
+		err := b.withLibrary(ctx, t, func() error {
+			for _, owner := range owners {
+				if owner == t {
+					continue
+				}
+				if err := b.share(ctx, owner, t); err != nil && b.hasEnded(owner) {
+					ended = true
+				} else if err != nil {
+					return fmt.Errorf("memory of process %d (%s) for process %d (%s): %w", owner.PID, owner.Member.Name, t.PID, t.Member.Name, err)
+				}
 			}
-			if err := b.share(ctx, owner, t); err != nil && b.hasEnded(owner) {
-				ended = true
-			} else if err != nil {
-				return fmt.Errorf("memory of process %d (%s) for process %d (%s): %w", owner.PID, owner.Member.Name, t.PID, t.Member.Name, err)
-			}
+			return nil
+		})
+		if err == nil {
+			err = b.requireShared(t, ended)
 		}
-		status, err := t.agent.Status()
-		switch {
-		case err != nil && b.hasEnded(t), err == nil && !status.Down:
-			continue
-		case err == nil && (b.Kind == journal.KindRestore || !ended):
-			err = fmt.Errorf("process %d (%s) lacks memory of another one, which does not give it", t.PID, t.Member.Name)
-		}
-		if err != nil {
-			return err
-		}
-		b.Env.Log.Error("a process is ended: it lacks memory of another one, which has ended", "pid", t.PID, "name", t.Member.Name)
-		if err := t.Signal(unix.SIGKILL); err != nil && !b.hasEnded(t) {
+		if err != nil && b.hasEnded(t) {
+			ended = true // others may have its memory
+		} else if err != nil {
 			return err
 		}
 	}
 	return nil
 }
 
+// requireShared ends a process that lacks memory of one that has ended.
+func (b *wayBack) requireShared(t *Target, ended bool) error {
+	status, err := t.agent.Status()
+	switch {
+	case err != nil || !status.Down:
+		return err
+	case b.Kind == journal.KindRestore || !ended:
+		return fmt.Errorf("process %d (%s) lacks memory of another one, which does not give it", t.PID, t.Member.Name)
+	}
+	b.Env.Log.Error("a process is ended: it lacks memory of another one, which has ended", "pid", t.PID, "name", t.Member.Name)
+	return t.Signal(unix.SIGKILL)
+}
+
 // hasEnded reports whether a process has ended that need not be there any more.
 func (b *wayBack) hasEnded(t *Target) bool { return b.Kind != journal.KindRestore && t.Exiting() }
 
-// share has one process give another one what this has of it.
+// share has one process give another one what this has of it, a few descriptors at a time.
 func (b *wayBack) share(ctx context.Context, owner, to *Target) error {
-	var socket *os.File
-	err := b.withLibrary(ctx, owner, func() (err error) {
-		socket, err = b.give(ctx, owner)
-		return err
-	})
-	if err != nil {
-		return err
-	}
-	defer socket.Close()
-	return b.withLibrary(ctx, to, func() error {
-		return b.within(ctx, func(ctx context.Context) error {
-			if err := to.hand(ctx, socket); err != nil {
+	return b.withLibrary(ctx, owner, func() error {
+		for given := uint64(0); ; {
+			var n uint64
+			err := b.within(ctx, func(ctx context.Context) (err error) {
+				n, err = b.shareSome(ctx, owner, to, given)
+				return err
+			})
+			if given += n; err != nil || n == 0 {
 				return err
 			}
-			if err := b.Failpoint(ctx, string(b.Kind)+".back.share"); err != nil {
-				return err
+			if given > agent.MostShared {
+				return fmt.Errorf("the library in process %d gives without end", owner.PID)
 			}
-			return to.obey(ctx, b.Session, agent.Take)
-		})
+		}
 	})
 }
 
-func (b *wayBack) give(ctx context.Context, owner *Target) (socket *os.File, err error) {
-	err = b.within(ctx, func(ctx context.Context) error {
-		for _, c := range []agent.Command{agent.Prepare, agent.Give} {
-			if err := owner.obey(ctx, b.Session, c); err != nil {
-				return err
-			}
+// shareSome has a process give descriptors, from one on, and another one take what it waits for. It returns how many there were.
+func (b *wayBack) shareSome(ctx context.Context, owner, to *Target, from uint64) (uint64, error) {
+	for _, do := range []func() error{
+		func() error { return owner.agent.Do(ctx, agent.Prepare) },
+		func() error { return owner.agent.GiveFrom(ctx, from) },
+	} {
+		if err := stepOutFor(ctx, b.Session, owner, owner.agent.Helpers, do); err != nil {
+			return 0, err
 		}
-		status, err := owner.agent.Status()
-		if err == nil {
-			socket, err = owner.ShareSocket(status.Descriptor)
-		}
-		if err != nil {
-			return err
-		}
-		return owner.agent.Do(ctx, agent.LetGo)
-	})
-	return socket, err
+	}
+	status, err := owner.agent.Status()
+	if err != nil {
+		return 0, err
+	}
+	if status.Given == 0 {
+		return 0, owner.agent.Do(ctx, agent.LetGo)
+	}
+	socket, err := owner.ShareSocket(status.Descriptor)
+	if err != nil {
+		return 0, err
+	}
+	defer socket.Close()
+	if err := owner.agent.Do(ctx, agent.LetGo); err != nil {
+		return 0, err
+	}
+	if err := to.hand(ctx, socket); err != nil {
+		return 0, err
+	}
+	if err := b.Failpoint(ctx, string(b.Kind)+".back.share"); err != nil {
+		return 0, err
+	}
+	return status.Given, to.obey(ctx, b.Session, agent.Take)
 }

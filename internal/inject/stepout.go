@@ -55,19 +55,17 @@ func WaitsForLock(pid, tid int) (LockWait, bool) {
 
 // HeldByOneOf reports whether a mutex names one of these threads as its owner. Some locks name none.
 func (w LockWait) HeldByOneOf(process *proc.Process, tids []int) bool {
-	owner := w.mutex(process).owner
+	owner := w.owner(process)
 	return slices.ContainsFunc(tids, func(tid int) bool {
 		status, err := proc.ReadStatus(tid)
 		return err == nil && status.ImagePID() == int(owner)
 	})
 }
 
-// mutex is how a pthread_mutex_t begins. A lock without an owner has other things there.
-type mutex struct{ word, count, owner uint32 }
-
-func (w LockWait) mutex(process *proc.Process) (m mutex) {
-	_ = process.ReadMemory(bytesOf(&m), w.lock)
-	return m
+// owner reads the third word of a pthread_mutex_t. A lock without an owner has other things there.
+func (w LockWait) owner(process *proc.Process) (tid uint32) {
+	_ = process.ReadMemory(bytesOf(&tid), w.lock+8)
+	return tid
 }
 
 func (w LockWait) over(pid int) bool {
@@ -134,7 +132,7 @@ func stepOutIn(ctx context.Context, pid, most int, holders func(*proc.Process, [
 
 // holders returns which of the parked threads may hold the lock.
 func (w LockWait) holders(process *proc.Process, threads []savedThread, maps []*procfs.ProcMap) (found []int) {
-	owner := w.mutex(process).owner
+	owner := w.owner(process)
 	library := mappedAt(maps, w.pc)
 	for i, t := range threads {
 		status, err := proc.ReadStatus(t.TID)

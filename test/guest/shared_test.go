@@ -142,20 +142,24 @@ func TestTheLibraryOfOneCannotMoveItsMemory(t *testing.T) {
 	}
 }
 
-// TestTheOwnerIsKilled while the other one has nothing of its memory, which is lost: that one is ended, and nobody waits.
-func TestTheOwnerIsKilled(t *testing.T) {
+// TestOneOfTheSharersIsKilled: what another one has of its memory is lost, so that one is ended, and nobody waits.
+func TestOneOfTheSharersIsKilled(t *testing.T) {
 	testenv.Parallel(t)
-	for _, point := range []string{"dump.moved", "dump.back.move"} {
-		t.Run(point, func(t *testing.T) {
-			testenv.Isolated(t, func(t *testing.T) {
-				host := testenv.NewHost(t, 2, "--mib-per-gpu", "400")
-				job := startSharing(t, host, sharers["handles"]...)
-				host.UseFailpoint(fmt.Sprintf("%s=kill %d", point, job.MustStatus(0).PID))
-				_ = host.TryDump(job, testenv.NewImages(t), "-R")
-				testenv.Eventually(t, testenv.Soon, "the job has ended", func() bool { return !job.Alive() })
-				host.WaitOutcome("gone")
+	for who, points := range [][]string{
+		{"dump.moved", "dump.back.move", "dump.back.share"}, // the owner
+		{"dump.down", "dump.back.move", "dump.back.share"},  // the other one
+	} {
+		for _, point := range points {
+			t.Run(fmt.Sprintf("%d %s", who, point), func(t *testing.T) {
+				testenv.Isolated(t, func(t *testing.T) {
+					host := testenv.NewHost(t, 2, "--mib-per-gpu", "400")
+					job := startSharing(t, host, sharers["handles"]...)
+					host.UseFailpoint(fmt.Sprintf("%s=kill %d", point, job.MustStatus(who).PID))
+					_ = host.TryDump(job, testenv.NewImages(t), "-R")
+					testenv.Eventually(t, testenv.Soon, "the job has ended, and the session", func() bool { return !job.Alive() && host.LastOutcome() != "" })
+				})
 			})
-		})
+		}
 	}
 }
 

@@ -454,7 +454,7 @@ static int list(void)
 	for (struct memory *m = memory_first(); m && all; m = m->next)
 		if (share_is(m))
 			all = share_add(&s, m, m->opened ? find_access(m) : can_be_moved(m));
-	all = all && (!s.count || share_give() >= 0); /* a rehearsal: nothing is lost yet */
+	all = all && share_try(); /* nothing is lost yet */
 	keep_hang_up();
 	cucriu_guest.sharing = s;
 	parts_give(NULL);
@@ -695,7 +695,7 @@ static int give(void)
 {
 	if (!take_records())
 		return GUEST_BUSY;
-	cucriu_guest.descriptor = share_give();
+	cucriu_guest.descriptor = share_give(cucriu_guest.sharing.from, &cucriu_guest.sharing.given);
 	parts_give(NULL);
 	return cucriu_guest.descriptor < 0 ? CUDA_ERROR_OUT_OF_MEMORY : CUDA_SUCCESS;
 }

@@ -23,13 +23,11 @@ void rights_hang_up(void)
 
 int rights_open(void)
 {
-	const int most = 1 << 20; /* as much as may lie in it; the kernel takes what it allows */
 	int pair[2];
 
 	rights_hang_up();
 	if (socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0, pair))
 		return -1;
-	setsockopt(pair[0], SOL_SOCKET, SO_SNDBUF, &most, sizeof most);
 	ours = pair[0];
 	return theirs = pair[1];
 }

@@ -35,19 +35,22 @@ bool share_add(struct sharing *s, const struct memory *m, bool movable)
 	return true;
 }
 
-static bool give(const struct memory *m, struct given *given, struct outgoing *o)
+static bool give(const struct memory *m, uint64_t *from, struct given *given, struct outgoing *o)
 {
-	for (size_t part = 0; part < m->count; part++) {
-		if (!rights_room(o) || driver.cuMemExportToShareableHandle(&o->list[o->count], m->parts[part], CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR, 0))
+	for (size_t part = 0; part < m->count && o->count < BATCH; part++) {
+		if (*from) {
+			--*from;
+			continue;
+		}
+		if (driver.cuMemExportToShareableHandle(&o->list[o->count], m->parts[part], CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR, 0))
 			return false;
 		given->which[o->count].memory = m->number;
 		given->which[o->count++].part = part;
-		agent_progress();
 	}
 	return true;
 }
 
-int share_give(void)
+int share_give(uint64_t from, uint64_t *count)
 {
 	struct given given = {.owner = {0}};
 	struct outgoing parts = {.data = &given, .size = sizeof given};
@@ -56,9 +59,22 @@ int share_give(void)
 	memcpy(given.owner, ipc_name(), sizeof given.owner);
 	for (const struct memory *m = memory_first(); m && all; m = m->next)
 		if (share_is(m) && !m->opened)
-			all = !m->out && give(m, &given, &parts);
+			all = !m->out && give(m, &from, &given, &parts);
+	*count = parts.count;
 	all = rights_send(&parts) && all;
+	agent_progress();
 	return rights_leave(all);
+}
+
+bool share_try(void)
+{
+	bool all = true;
+
+	for (uint64_t from = 0, count = 1; count && all; from += count) {
+		all = share_give(from, &count) >= 0;
+		rights_hang_up();
+	}
+	return all;
 }
 
 static bool waits_for(const struct memory *m, const char *owner, uint64_t number)
@@ -74,8 +90,9 @@ static void drop(struct memory *m)
 
 static CUresult take(struct memory *m, uint64_t part, int fd, CUresult (*put_up)(struct memory *))
 {
+	if (part < m->taken) /* it came before, when somebody was killed */
+		return CUDA_SUCCESS;
 	CUresult r = part == m->taken && part < m->count ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
-
 	if (!r && !(r = driver.cuMemImportFromShareableHandle(&m->parts[part], (void *)(intptr_t)fd, CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR)))
 		m->taken++;
 	if (!r && m->taken == m->count && !(r = put_up(m))) {
@@ -94,18 +111,13 @@ CUresult share_take(CUresult (*put_up)(struct memory *m))
 	size_t n;
 	CUresult r = rights_take() ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
 
-	while (!r && (n = rights_receive(&given, sizeof given, list))) {
-		for (size_t i = 0; i < n && !r; i++)
-			for (struct memory *m = memory_first(); m && !r; m = m->next)
-				if (waits_for(m, given.owner, given.which[i].memory))
-					r = take(m, given.which[i].part, list[i], put_up);
-		while (n)
-			close(list[--n]);
-		agent_progress();
-	}
-	for (struct memory *m = memory_first(); m; m = m->next)
-		if (m->opened)
-			drop(m); /* of which not all came */
+	n = r ? 0 : rights_receive(&given, sizeof given, list);
+	for (size_t i = 0; i < n && !r; i++)
+		for (struct memory *m = memory_first(); m && !r; m = m->next)
+			if (waits_for(m, given.owner, given.which[i].memory))
+				r = take(m, given.which[i].part, list[i], put_up);
+	while (n)
+		close(list[--n]);
 	rights_hang_up();
 	return r;
 }

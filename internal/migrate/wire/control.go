@@ -120,6 +120,11 @@ func (c *Control) Send(kind string, body any) error {
 	case err := <-o.written:
 		return err
 	case <-c.done:
+	}
+	select {
+	case err := <-o.written: // and then the other side has answered, and ended
+		return err
+	default:
 		return c.err
 	}
 }
