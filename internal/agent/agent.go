@@ -452,6 +452,13 @@ func (a *Agent) wake(ctx context.Context) error {
 // stopped: the library's, and the driver's, of which there is one for each GPU.
 func (a *Agent) Helpers() ([]int, error) { return a.threads("cuda-EvtHandlr") }
 
+// DriverThreads returns the threads of the driver in a process, besides the restore thread.
+func (a *Agent) DriverThreads() ([]int, error) {
+	tids, err := a.Helpers()
+	own, ownErr := a.threads("")
+	return slices.DeleteFunc(tids, func(tid int) bool { return slices.Contains(own, tid) }), errors.Join(err, ownErr)
+}
+
 // threads returns the library's threads, and those that are called so.
 func (a *Agent) threads(called string) ([]int, error) {
 	box, err := a.read()

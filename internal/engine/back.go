@@ -158,7 +158,24 @@ func (b *wayBack) trace(ctx context.Context) error {
 	}
 	b.takeKept()
 	b.tracer, b.traced = inject.NewTracer(), b.cuda
-	return runRestoreThreads(ctx, b.tracer, slices.DeleteFunc(slices.Clone(b.cuda), func(t *Target) bool { return t.lacks == lacksAll }))
+	whole := slices.DeleteFunc(slices.Clone(b.cuda), func(t *Target) bool { return t.lacks == lacksAll })
+	if err := runRestoreThreads(ctx, b.tracer, whole); err != nil || b.Step != journal.StepMove {
+		return err
+	}
+	// A lock may be under way, which takes the driver's other threads. Nothing is checkpointed by the driver yet.
+	for _, t := range whole {
+		if _, err := t.findAgent(); err != nil || t.agent == nil {
+			continue // the steps that need it say why
+		}
+		tids, err := t.agent.DriverThreads()
+		if err == nil {
+			err = b.tracer.Run(tids...)
+		}
+		if err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 // release puts the threads that run under trace back into the group-stop.

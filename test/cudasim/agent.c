@@ -59,19 +59,26 @@ static void midway(const struct fault_plan *plan)
 		sleep_ns(10000000);
 }
 
+/* The driver's lock takes another thread of its own. */
+static void ask_helper(void)
+{
+	uint32_t question = atomic_fetch_add(&helper.questions, 1) + 1;
+	sem_post(&helper.asked);
+	while ((int32_t)(atomic_load(&helper.answers) - question) < 0)
+		sleep_ns(100000);
+}
+
 static CUresult lock(const struct sim_command *c, const struct fault_plan *plan)
 {
 	if (state_now() != CU_PROCESS_STATE_RUNNING)
 		return CUDA_ERROR_ILLEGAL_STATE;
 	if (atomic_load(&sim.profiled))
 		return CUDA_ERROR_NOT_SUPPORTED;
-	uint32_t question = atomic_fetch_add(&helper.questions, 1) + 1;
-	sem_post(&helper.asked);
-	while ((int32_t)(atomic_load(&helper.answers) - question) < 0)
-		sleep_ns(100000);
+	ask_helper();
 	uint64_t deadline = now_ns() + (uint64_t)c->timeout_ms * 1000000u;
 	gate_close();
 	midway(plan);
+	ask_helper();
 	while (!gate_idle() || !streams_idle() || !driver_idle()) {
 		if (c->timeout_ms && now_ns() >= deadline) {
 			gate_open();

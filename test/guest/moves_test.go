@@ -150,6 +150,27 @@ func (d waitingDump) goOn(t *testing.T) (images string) {
 	return d.images
 }
 
+// TestALockOutlastsTheDump when the memory is on the host. It takes another thread of the driver's, which is stopped by then, and must end
+// before the driver can be asked anything.
+func TestALockOutlastsTheDump(t *testing.T) {
+	testenv.Simulated(t, func(t *testing.T) {
+		host := testenv.NewHost(t, 1, "--mib-per-gpu", "200")
+		job := startWithGuest(t, host)
+		host.Setenv("CUCRIU_CONFIG", host.Config("version: 1\nlock: {timeout: 100s, try: 30s}\ncheckpoint: {timeout: 6s}\n"))
+		d := dumpUntil(t, host, job, "dump.moved")
+		host.Faults("lock delay 8s times 1")
+		if err := os.WriteFile(filepath.Join(d.marks, "go"), nil, 0o600); err != nil {
+			t.Fatal(err)
+		}
+		if err := d.criu.Wait(); err == nil {
+			t.Error("the dump has waited for the lock")
+		}
+		host.WaitOutcome("running")
+		job.Runs()
+		job.Check()
+	})
+}
+
 // waitForMark waits until a failpoint is reached at which a dump waits.
 func waitForMark(t *testing.T, marks string) {
 	t.Helper()

@@ -7,6 +7,7 @@ import (
 	"strings"
 	"testing"
 
+	"cucriu/hooks/preflight"
 	"cucriu/internal/testenv"
 )
 
@@ -72,6 +73,11 @@ func TestSharedMemoryIsSuspended(t *testing.T) {
 			t.Errorf("cucriu suspend of two of three: %s", out)
 		}
 		job.Runs()
+		if found := testenv.Check(t, host, "-t", job.Root()).Of(preflight.SeverityOK); !slices.ContainsFunc(found, func(f preflight.Finding) bool {
+			return f.Name == preflight.FindingSharing && strings.Contains(f.Message, "it is taken down")
+		}) {
+			t.Errorf("cucriu check: %v", found)
+		}
 		testenv.Exits(t, host, 0, append([]string{"suspend"}, all...)...)
 		testenv.Exits(t, host, 0, append([]string{"resume"}, all...)...)
 		job.Runs()
