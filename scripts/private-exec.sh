@@ -43,7 +43,7 @@ if [[ ${1:-} == --inside ]]; then
 	if [[ $(stat -f -c %T /run) != tmpfs ]]; then
 		mkdir "$dir/run-of-host"
 		why=$({ mount --bind /run "$dir/run-of-host" && mount -t tmpfs -o mode=0755,nosuid,nodev tmpfs /run && mkdir -m 1777 /run/lock; } 2>&1) ||
-			no_namespace "cannot mount an own /run" "$why"
+			no_namespace "cannot mount a /run in memory" "$why"
 		if [[ -d $dir/run-of-host/nvidia-persistenced ]]; then
 			mkdir /run/nvidia-persistenced
 			mount --bind "$dir/run-of-host/nvidia-persistenced" /run/nvidia-persistenced

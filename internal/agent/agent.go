@@ -237,7 +237,7 @@ type Status struct {
 	Busy    bool       // a command is under way
 	Staging proc.Range // where the memory is, if it is [Emptied]; empty if the library does not say
 	Down    bool       // memory of other processes is taken down
-	Given   uint64     // how many descriptors [Agent.GiveFrom] gave: none after all were given
+	Given   uint64     // how many descriptors the last [Give] gave: none after all were given
 	// Descriptor is the socket of which the caller may take a copy after [OutKept], [Connect] and [Give]; -1 if there is none.
 	Descriptor int
 }
@@ -367,7 +367,7 @@ func (a *Agent) CanKeep(ctx context.Context) error {
 	if box.Version < 3 {
 		return errors.ErrUnsupported
 	}
-	tids, err := a.threads("")
+	tids, _, err := a.threads()
 	if err != nil {
 		return err
 	}
@@ -439,7 +439,7 @@ func (a *Agent) await(ctx context.Context, c Command, done func(*mailbox) bool) 
 
 // wake has the agent look into its mailbox: a thread that has been traced begins its wait anew.
 func (a *Agent) wake(ctx context.Context) error {
-	tids, err := a.threads("")
+	tids, _, err := a.threads()
 	if err != nil {
 		return err
 	}
@@ -450,26 +450,27 @@ func (a *Agent) wake(ctx context.Context) error {
 
 // Helpers returns the threads, besides the restore thread, that a command needs while the program's own are
 // stopped: the library's, and the driver's, of which there is one for each GPU.
-func (a *Agent) Helpers() ([]int, error) { return a.threads("cuda-EvtHandlr") }
+func (a *Agent) Helpers() ([]int, error) {
+	library, driver, err := a.threads()
+	return slices.Concat(library, driver), err
+}
 
 // DriverThreads returns the threads of the driver in a process, besides the restore thread.
 func (a *Agent) DriverThreads() ([]int, error) {
-	tids, err := a.Helpers()
-	own, ownErr := a.threads("")
-	return slices.DeleteFunc(tids, func(tid int) bool { return slices.Contains(own, tid) }), errors.Join(err, ownErr)
+	_, driver, err := a.threads()
+	return driver, err
 }
 
-// threads returns the library's threads, and those that are called so.
-func (a *Agent) threads(called string) ([]int, error) {
+// threads returns the threads of the library, and those of the driver by their name.
+func (a *Agent) threads() (library, driver []int, err error) {
 	box, err := a.read()
 	if err != nil {
-		return nil, err
+		return nil, nil, err
 	}
 	tids, err := proc.Threads(a.process.PID)
 	if err != nil {
-		return nil, err
+		return nil, nil, err
 	}
-	var found []int
 	for _, tid := range tids {
 		if tid == a.process.PID { // the program's first
 			continue
@@ -479,12 +480,14 @@ func (a *Agent) threads(called string) ([]int, error) {
 			continue
 		}
 		if err != nil {
-			return nil, err
+			return nil, nil, err
 		}
-		id := status.ImagePID()
-		if status.Name == called || id > 0 && slices.Contains(box.Threads[:], int32(id)) {
-			found = append(found, tid)
+		switch id := status.ImagePID(); {
+		case id > 0 && slices.Contains(box.Threads[:], int32(id)):
+			library = append(library, tid)
+		case status.Name == "cuda-EvtHandlr":
+			driver = append(driver, tid)
 		}
 	}
-	return found, nil
+	return library, driver, nil
 }

@@ -1,7 +1,6 @@
 package agent
 
 import (
-	"context"
 	"encoding/binary"
 	"os"
 )
@@ -40,17 +39,13 @@ func (a *Agent) Links() ([]Link, error) {
 }
 
 // GiveFrom has the next [Give] begin with a part, as they are counted over all memory that was given.
-func (a *Agent) GiveFrom(ctx context.Context, part uint64) error {
+func (a *Agent) GiveFrom(part uint64) error {
 	box, err := a.read()
 	if err != nil {
 		return err
 	}
 	const behind = 16 // From and Given
-	data := binary.LittleEndian.AppendUint64(nil, part)
-	if err := a.process.WriteMemory(data, a.address+uint64(binary.Size(box))-behind); err != nil {
-		return err
-	}
-	return a.Do(ctx, Give)
+	return a.process.WriteMemory(binary.LittleEndian.AppendUint64(nil, part), a.address+uint64(binary.Size(box))-behind)
 }
 
 // ServesSharing reports whether memory that processes of a job share is taken down and put up again, if all of them have the

@@ -162,7 +162,7 @@ func (b *wayBack) trace(ctx context.Context) error {
 	if err := runRestoreThreads(ctx, b.tracer, whole); err != nil || b.Step != journal.StepMove {
 		return err
 	}
-	// A lock may be under way, which takes the driver's other threads. Nothing is checkpointed by the driver yet.
+	// A lock may be under way, which needs the driver's other threads. The driver has checkpointed nothing yet.
 	for _, t := range whole {
 		if _, err := t.findAgent(); err != nil || t.agent == nil {
 			continue // the steps that need it say why

@@ -183,7 +183,8 @@ func (b *wayBack) shareAgain(ctx context.Context) error {
 	return nil
 }
 
-// requireShared ends a process that lacks memory of one that has ended.
+// requireShared fails for a process that still lacks memory of another one. If its owner has ended, nobody can give it: then that process
+// is ended, so that the others can go on.
 func (b *wayBack) requireShared(t *Target, ended bool) error {
 	status, err := t.agent.Status()
 	switch {
@@ -220,27 +221,25 @@ func (b *wayBack) share(ctx context.Context, owner, to *Target) error {
 
 // shareSome has a process give descriptors, from one on, and another one take what it waits for. It returns how many there were.
 func (b *wayBack) shareSome(ctx context.Context, owner, to *Target, from uint64) (uint64, error) {
-	for _, do := range []func() error{
-		func() error { return owner.agent.Do(ctx, agent.Prepare) },
-		func() error { return owner.agent.GiveFrom(ctx, from) },
-	} {
-		if err := stepOutFor(ctx, b.Session, owner, owner.agent.Helpers, do); err != nil {
-			return 0, err
-		}
+	if err := owner.obey(ctx, b.Session, agent.Prepare); err != nil {
+		return 0, err
+	}
+	if err := owner.agent.GiveFrom(from); err != nil {
+		return 0, err
+	}
+	if err := owner.obey(ctx, b.Session, agent.Give); err != nil {
+		return 0, err
 	}
 	status, err := owner.agent.Status()
 	if err != nil {
 		return 0, err
-	}
-	if status.Given == 0 {
-		return 0, owner.agent.Do(ctx, agent.LetGo)
 	}
 	socket, err := owner.ShareSocket(status.Descriptor)
 	if err != nil {
 		return 0, err
 	}
 	defer socket.Close()
-	if err := owner.agent.Do(ctx, agent.LetGo); err != nil {
+	if err := owner.agent.Do(ctx, agent.LetGo); err != nil || status.Given == 0 {
 		return 0, err
 	}
 	if err := to.hand(ctx, socket); err != nil {

@@ -4,8 +4,10 @@ import (
 	"errors"
 	"os"
 	"path/filepath"
+	"runtime"
 	"slices"
 	"testing"
+	"unsafe"
 
 	"github.com/prometheus/procfs"
 	"golang.org/x/sys/unix"
@@ -114,6 +116,29 @@ func TestAStopOfASteppedThreadIsNotLost(t *testing.T) {
 			p.goesOn(t)
 		}
 	}
+}
+
+// TestALockNamesItsOwner: one that goes on need not be stepped.
+func TestALockNamesItsOwner(t *testing.T) {
+	runtime.LockOSThread()
+	defer runtime.UnlockOSThread()
+	self, err := proc.Open(os.Getpid())
+	must(t, err)
+	defer self.Close()
+	own := unix.Gettid()
+	mutex := &[3]uint32{2, 0, uint32(own)}
+	wait := LockWait{lock: uint64(uintptr(unsafe.Pointer(mutex)))}
+	if !wait.HeldByOneOf(self, []int{1, own}) {
+		t.Error("its owner is not known")
+	}
+	if wait.HeldByOneOf(self, []int{1}) {
+		t.Error("it is said to be another thread's")
+	}
+	mutex[2] = 0
+	if wait.HeldByOneOf(self, []int{1, own}) {
+		t.Error("nobody has it")
+	}
+	runtime.KeepAlive(mutex)
 }
 
 // TestAThreadAtASystemCallIsNotStepped: every thread that waited is at one after a restore.

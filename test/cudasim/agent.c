@@ -59,7 +59,7 @@ static void midway(const struct fault_plan *plan)
 		sleep_ns(10000000);
 }
 
-/* The driver's lock takes another thread of its own. */
+/* The driver's lock needs another thread of its own. */
 static void ask_helper(void)
 {
 	uint32_t question = atomic_fetch_add(&helper.questions, 1) + 1;

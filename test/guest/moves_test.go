@@ -150,7 +150,7 @@ func (d waitingDump) goOn(t *testing.T) (images string) {
 	return d.images
 }
 
-// TestALockOutlastsTheDump when the memory is on the host. It takes another thread of the driver's, which is stopped by then, and must end
+// TestALockOutlastsTheDump when the memory is on the host. It needs another thread of the driver's, which is stopped by then, and must end
 // before the driver can be asked anything.
 func TestALockOutlastsTheDump(t *testing.T) {
 	testenv.Simulated(t, func(t *testing.T) {

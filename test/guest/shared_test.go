@@ -151,11 +151,11 @@ func TestTheLibraryOfOneCannotMoveItsMemory(t *testing.T) {
 // TestOneOfTheSharersIsKilled: what another one has of its memory is lost, so that one is ended, and nobody waits.
 func TestOneOfTheSharersIsKilled(t *testing.T) {
 	testenv.Parallel(t)
-	for who, points := range [][]string{
-		{"dump.moved", "dump.back.move", "dump.back.share"}, // the owner
-		{"dump.down", "dump.back.move", "dump.back.share"},  // the other one
+	for who, points := range []map[string]string{ // the outcome, where it does not depend on who ends first
+		{"dump.moved": "gone", "dump.back.move": "gone", "dump.back.share": ""}, // the owner
+		{"dump.down": "", "dump.back.move": "", "dump.back.share": ""},          // the other one
 	} {
-		for _, point := range points {
+		for point, outcome := range points {
 			t.Run(fmt.Sprintf("%d %s", who, point), func(t *testing.T) {
 				testenv.Isolated(t, func(t *testing.T) {
 					host := testenv.NewHost(t, 2, "--mib-per-gpu", "400")
@@ -163,6 +163,9 @@ func TestOneOfTheSharersIsKilled(t *testing.T) {
 					host.UseFailpoint(fmt.Sprintf("%s=kill %d", point, job.MustStatus(who).PID))
 					_ = host.TryDump(job, testenv.NewImages(t), "-R")
 					testenv.Eventually(t, testenv.Soon, "the job has ended, and the session", func() bool { return !job.Alive() && host.LastOutcome() != "" })
+					if got := host.LastOutcome(); outcome != "" && got != outcome {
+						t.Errorf("outcome %q, want %q", got, outcome)
+					}
 				})
 			})
 		}
@@ -196,6 +199,20 @@ func TestSomebodyIsKilledWhileMemoryIsShared(t *testing.T) {
 				host.WaitOutcome("running")
 				job.Runs()
 				job.Check()
+			})
+		})
+	}
+}
+
+// TestSomebodyIsKilledInTheMiddleOfAMemory: of which a message of descriptors has come, and another one is missing.
+func TestSomebodyIsKilledInTheMiddleOfAMemory(t *testing.T) {
+	testenv.Parallel(t)
+	for _, point := range []string{"told-give=kill", "told-take=kill", "dump.back.share=kill"} {
+		t.Run(point, func(t *testing.T) {
+			testenv.Simulated(t, func(t *testing.T) {
+				host := testenv.NewHost(t, 2, "--mib-per-gpu", "800")
+				job := startSharing(t, host, "--ipc", "--mib", "320") // parts of 4 MiB
+				survives(t, host, job, point, true)
 			})
 		})
 	}

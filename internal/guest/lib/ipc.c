@@ -250,7 +250,7 @@ bool ipc_serves_handles(void)
 	return serves > 0;
 }
 
-/* By what cannot be taken down and put up again, processes are not to share: they use what is left then. */
+/* Processes are not to share by means that cannot be put up again. Told that there are none, they use others. */
 CUresult cuDeviceGetAttribute(int *out, int attribute, CUdevice device)
 {
 	enum { HANDLE_TYPE_FABRIC_SUPPORTED = 128, MULTICAST_SUPPORTED = 132 };
