@@ -33,9 +33,8 @@ func NewHost(t *testing.T, gpus int, options ...string) *Host {
 	h := &Host{t: t, HookBin: Artefact(t, "make build", "bin", "cucriu-hook")}
 	h.RunDir = filepath.Join(t.TempDir(), "run")
 	if RealDriver() {
-		nodes, _ := filepath.Glob("/proc/driver/nvidia/gpus/*")
-		if len(nodes) < gpus {
-			t.Skipf("needs %d GPUs, this machine has %d", gpus, len(nodes))
+		if here := realGPUs(); here < gpus {
+			t.Skipf("needs %d GPUs, this machine has %d", gpus, here)
 		}
 		h.Env = append(os.Environ(), "CUCRIU_RUN_DIR="+h.RunDir)
 	} else {
@@ -60,6 +59,19 @@ func NewHost(t *testing.T, gpus int, options ...string) *Host {
 	h.Setenv("CUCRIU_CRIU", Criu(t))
 	h.Setenv("COLUMNS", "1000") // for tests that look for text in one line
 	return h
+}
+
+func realGPUs() int {
+	nodes, _ := filepath.Glob("/proc/driver/nvidia/gpus/*")
+	return len(nodes)
+}
+
+// GPUsUpTo returns n, for NewHost, or fewer if the real machine has fewer.
+func GPUsUpTo(n int) int {
+	if RealDriver() {
+		n = max(1, min(n, realGPUs()))
+	}
+	return n
 }
 
 // T returns the test to which the host belongs.

@@ -52,7 +52,7 @@ func TestAProgramSeesNoDifference(t *testing.T) {
 	} {
 		t.Run(program, func(t *testing.T) {
 			testenv.Isolated(t, func(t *testing.T) {
-				host := testenv.NewHost(t, 2, "--mib-per-gpu", "200")
+				host := testenv.NewHost(t, testenv.GPUsUpTo(2), "--mib-per-gpu", "200")
 				args := test.simulated
 				if testenv.RealDriver() {
 					args = test.real

@@ -51,7 +51,11 @@ func TestTheGuestMovesTheMemory(t *testing.T) {
 				if testenv.RealDriver() {
 					size = "1024"
 				}
-				host := testenv.NewHost(t, 2, "--mib-per-gpu", room)
+				gpus := 1
+				if slices.Contains(job.args, "0,1") {
+					gpus = 2
+				}
+				host := testenv.NewHost(t, gpus, "--mib-per-gpu", room)
 				host.Setenv("CUCRIU_CONFIG", host.Config(patient))
 				host.Setenv("CUCRIU_LOG", "debug")
 				j := host.StartUnder(testenv.WithGuest(t), job.processes, append(job.args, "--mib", size)...)

@@ -11,12 +11,15 @@ import (
 	"cucriu/internal/testenv"
 )
 
+// theGPUs is what ranks are told to use: two GPUs, or a real machine's only one.
+var theGPUs = "0,1"[:2*testenv.GPUsUpTo(2)-1]
+
 // sharers are jobs whose processes have memory of each other.
 var sharers = map[string][]string{
 	"cuIpc":                {"--ipc", "--mib", "32"},
 	"handles":              {"--ipc-vmm", "--mib", "32"},
 	"handles, much memory": {"--ipc-vmm", "--mib", "64", "--memory", "vmm"},
-	"a mesh of three":      {"--ranks", "3", "--mesh", "2", "--gpus", "0,1"},
+	"a mesh of three":      {"--ranks", "3", "--mesh", "2", "--gpus", theGPUs},
 }
 
 // startSharing starts a job whose processes share memory, with the library, which is asked to serve that.
@@ -39,7 +42,7 @@ func TestWhatProcessesShareComesBack(t *testing.T) {
 	for name, args := range sharers {
 		t.Run(name, func(t *testing.T) {
 			testenv.Isolated(t, func(t *testing.T) {
-				host := testenv.NewHost(t, 2, "--mib-per-gpu", "800")
+				host := testenv.NewHost(t, testenv.GPUsUpTo(2), "--mib-per-gpu", "800")
 				job := startSharing(t, host, args...)
 				goesOn := func() {
 					moved(t, host, host.TryDump(job, testenv.NewImages(t), "-R"))
@@ -63,8 +66,8 @@ func TestWhatProcessesShareComesBack(t *testing.T) {
 // TestSharedMemoryIsSuspended with all processes that have it, or not at all.
 func TestSharedMemoryIsSuspended(t *testing.T) {
 	testenv.Isolated(t, func(t *testing.T) {
-		host := testenv.NewHost(t, 2, "--mib-per-gpu", "400")
-		job := startSharing(t, host, "--ranks", "3", "--mesh", "2", "--gpus", "0,1")
+		host := testenv.NewHost(t, testenv.GPUsUpTo(2), "--mib-per-gpu", "400")
+		job := startSharing(t, host, "--ranks", "3", "--mesh", "2", "--gpus", theGPUs)
 		var all []string
 		for i := range 3 {
 			all = append(all, "-p", strconv.Itoa(job.MustStatus(i).PID))
@@ -88,8 +91,8 @@ func TestSharedMemoryIsSuspended(t *testing.T) {
 // TestAnImageOfSharersIsRestoredTwice: whose memory it is, the processes know by the same names each time.
 func TestAnImageOfSharersIsRestoredTwice(t *testing.T) {
 	testenv.Isolated(t, func(t *testing.T) {
-		host := testenv.NewHost(t, 2, "--mib-per-gpu", "400")
-		job := startSharing(t, host, "--ranks", "2", "--mesh", "2", "--gpus", "0,1")
+		host := testenv.NewHost(t, testenv.GPUsUpTo(2), "--mib-per-gpu", "400")
+		job := startSharing(t, host, "--ranks", "2", "--mesh", "2", "--gpus", theGPUs)
 		images := testenv.NewImages(t)
 		moved(t, host, host.TryDump(job, images))
 		for range 2 {
@@ -104,8 +107,8 @@ func TestAnImageOfSharersIsRestoredTwice(t *testing.T) {
 // TestManyPiecesAreShared: more than messages fit into a socket.
 func TestManyPiecesAreShared(t *testing.T) {
 	testenv.Isolated(t, func(t *testing.T) {
-		host := testenv.NewHost(t, 2, "--mib-per-gpu", "1200")
-		job := startSharing(t, host, "--ranks", "2", "--mesh", "400", "--gpus", "0,1")
+		host := testenv.NewHost(t, testenv.GPUsUpTo(2), "--mib-per-gpu", "1200")
+		job := startSharing(t, host, "--ranks", "2", "--mesh", "400", "--gpus", theGPUs)
 		moved(t, host, host.TryDump(job, testenv.NewImages(t), "-R"))
 		host.WaitOutcome("running")
 		job.Runs()
@@ -115,7 +118,7 @@ func TestManyPiecesAreShared(t *testing.T) {
 // TestASharerIsOutsideOfTheJob: what it has could not be taken down.
 func TestASharerIsOutsideOfTheJob(t *testing.T) {
 	testenv.Isolated(t, func(t *testing.T) {
-		host := testenv.NewHost(t, 2, "--mib-per-gpu", "400")
+		host := testenv.NewHost(t, testenv.GPUsUpTo(2), "--mib-per-gpu", "400")
 		job := startSharing(t, host, sharers["cuIpc"]...)
 		owner := job.MustStatus(0).PID
 		out := testenv.Exits(t, host, testenv.StatusRefused, "dump", "-t", strconv.Itoa(owner), "-D", testenv.NewImages(t))
@@ -133,7 +136,7 @@ func TestTheLibraryOfOneCannotMoveItsMemory(t *testing.T) {
 	for i, says := range []string{"has GPU memory of another process", "shares device memory"} { // the owner's, and the other's
 		t.Run(says, func(t *testing.T) {
 			testenv.Simulated(t, func(t *testing.T) {
-				host := testenv.NewHost(t, 2, "--mib-per-gpu", "400")
+				host := testenv.NewHost(t, testenv.GPUsUpTo(2), "--mib-per-gpu", "400")
 				job := startSharing(t, host, sharers["handles"]...)
 				host.Faults(fmt.Sprintf("lock return 600 pid %d times 1", job.MustStatus(i).PID))
 				run := host.TryDump(job, testenv.NewImages(t), "-R")
@@ -158,7 +161,7 @@ func TestOneOfTheSharersIsKilled(t *testing.T) {
 		for point, outcome := range points {
 			t.Run(fmt.Sprintf("%d %s", who, point), func(t *testing.T) {
 				testenv.Isolated(t, func(t *testing.T) {
-					host := testenv.NewHost(t, 2, "--mib-per-gpu", "400")
+					host := testenv.NewHost(t, testenv.GPUsUpTo(2), "--mib-per-gpu", "400")
 					job := startSharing(t, host, sharers["handles"]...)
 					host.UseFailpoint(fmt.Sprintf("%s=kill %d", point, job.MustStatus(who).PID))
 					_ = host.TryDump(job, testenv.NewImages(t), "-R")
@@ -192,7 +195,7 @@ func TestSomebodyIsKilledWhileMemoryIsShared(t *testing.T) {
 	} {
 		t.Run(point, func(t *testing.T) {
 			testenv.Isolated(t, func(t *testing.T) {
-				host := testenv.NewHost(t, 2, "--mib-per-gpu", "400")
+				host := testenv.NewHost(t, testenv.GPUsUpTo(2), "--mib-per-gpu", "400")
 				job := startSharing(t, host, sharers["handles"]...)
 				survives(t, host, job, point, recovers)
 				moved(t, host, host.TryDump(job, testenv.NewImages(t), "-R"))
@@ -210,7 +213,7 @@ func TestSomebodyIsKilledInTheMiddleOfAMemory(t *testing.T) {
 	for _, point := range []string{"told-give=kill", "told-take=kill", "dump.back.share=kill"} {
 		t.Run(point, func(t *testing.T) {
 			testenv.Simulated(t, func(t *testing.T) {
-				host := testenv.NewHost(t, 2, "--mib-per-gpu", "800")
+				host := testenv.NewHost(t, testenv.GPUsUpTo(2), "--mib-per-gpu", "800")
 				job := startSharing(t, host, "--ipc", "--mib", "320") // parts of 4 MiB
 				survives(t, host, job, point, true)
 			})
