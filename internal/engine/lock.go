@@ -33,11 +33,15 @@ func (s *Suspension) Lock(ctx context.Context) error {
 			return err
 		}
 	}
-	if err := s.lockAll(ctx); err != nil {
-		return err
-	}
-	if err := s.letCallsEnd(ctx); err != nil {
-		return err
+	s.insist = s.insistUntil(ctx)
+	for ended := false; !ended; {
+		err := s.lockAll(ctx)
+		if err == nil {
+			ended, err = s.letCallsEnd(ctx)
+		}
+		if err != nil {
+			return err
+		}
 	}
 	if err := s.measure(ctx); err != nil {
 		return err

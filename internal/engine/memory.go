@@ -77,8 +77,26 @@ func (s *Suspension) withAgent() []*Target {
 	return slices.DeleteFunc(slices.Clone(s.Targets), func(t *Target) bool { return t.agent == nil })
 }
 
-// tryLock closes the gate and locks. If that does not go at once, the driver has to do the work: its lock lets calls
-// that only ask or wait begin, and work of the GPUs may not end without them.
+// insistUntil returns until when processes are locked with their gates closed. After that the driver has to do the work: its
+// lock lets calls that only ask or wait begin, and work of the GPUs may not end without them. Ranks need time to come level. What
+// they share, the driver cannot restore.
+func (s *Suspension) insistUntil(ctx context.Context) time.Time {
+	deadline, limited := ctx.Deadline()
+	switch {
+	case s.serves():
+		return deadline
+	case limited && len(s.Targets) > 1:
+		return time.Now().Add(time.Until(deadline) / 2)
+	}
+	return time.Time{}
+}
+
+// serves reports whether processes share memory that their libraries take down.
+func (s *Suspension) serves() bool {
+	return slices.ContainsFunc(s.Targets, func(t *Target) bool { return t.Member.Served })
+}
+
+// tryLock closes the gate and locks.
 func (s *Suspension) tryLock(ctx context.Context, t *Target, try time.Duration) (bool, error) {
 	if t.agent != nil {
 		if err := t.agent.Do(ctx, agent.Close); err != nil {
@@ -86,7 +104,7 @@ func (s *Suspension) tryLock(ctx context.Context, t *Target, try time.Duration) 
 		}
 	}
 	got, err := t.CUDA.TryLock(ctx, try)
-	if err == nil && !got && t.agent != nil {
+	if err == nil && !got && t.agent != nil && !time.Now().Before(s.insist) {
 		s.leaveToDriver(ctx, t, errInCall)
 	}
 	return got, err
@@ -114,13 +132,13 @@ func (t *Target) unlock(ctx context.Context) error {
 }
 
 // letCallsEnd lets go of the lock of the processes whose gates are closed, until the calls that have waited for it
-// have ended. If they do not end, everything is locked without the libraries.
-func (s *Suspension) letCallsEnd(ctx context.Context) error {
+// have ended. If one does not end, because it was for work that other ranks have to join, all have to be locked again.
+func (s *Suspension) letCallsEnd(ctx context.Context) (ended bool, err error) {
 	guests := s.withAgent()
 	if len(guests) == 0 {
-		return nil
+		return true, nil
 	}
-	err := Parallel(guests, func(t *Target) error {
+	err = Parallel(guests, func(t *Target) error {
 		t.locked = false
 		if err := t.CUDA.Unlock(ctx); err != nil {
 			return err
@@ -134,13 +152,15 @@ func (s *Suspension) letCallsEnd(ctx context.Context) error {
 		}
 		return t.CUDA.Unlock(ctx)
 	})
-	if errors.Is(err, errInCall) {
-		return s.lockWithoutAgents(ctx, err)
+	switch {
+	case errors.Is(err, errInCall) && time.Now().Before(s.insist):
+		return false, nil
+	case errors.Is(err, errInCall):
+		return true, s.lockWithoutAgents(ctx, err)
+	case err != nil:
+		return false, err
 	}
-	if err != nil {
-		return err
-	}
-	return s.Session.Failpoint(ctx, string(s.Session.Kind)+".gated")
+	return true, s.Session.Failpoint(ctx, string(s.Session.Kind)+".gated")
 }
 
 // lockWithoutAgents opens the gates again, and locks as without the libraries. The processes must run.
@@ -168,7 +188,7 @@ func (s *Suspension) MoveMemory(ctx context.Context) error {
 	outer := ctx
 	ctx, cancel := context.WithTimeout(ctx, s.Config.Checkpoint.Timeout)
 	defer cancel()
-	if err := s.prove(ctx, guests); errors.Is(err, errInCall) {
+	if err := s.prove(ctx, guests); errors.Is(err, errInCall) && !s.serves() {
 		return s.doWithoutAgents(outer, err)
 	} else if err != nil {
 		return err
@@ -267,7 +287,7 @@ func (s *Suspension) prove(ctx context.Context, guests []*Target) error {
 		return t.withHelpers(ctx, func() error {
 			got, err := t.CUDA.TryLock(ctx, s.Config.Lock.Try)
 			if err == nil && !got {
-				err = errInCall
+				err = fmt.Errorf("process %d (%s): %w", t.PID, t.Member.Name, errInCall)
 			}
 			t.locked = got
 			return err

@@ -29,6 +29,8 @@ type Process struct {
 	// Listed is what NVML says that it holds on each GPU on which it has a context. Empty if NVML does
 	// not list it; nil if NVML was not asked, or did not answer.
 	Listed map[cudackpt.UUID]uint64 `json:"-"`
+	// Served says that the process shares memory with others, and that their libraries take it down and put it up again.
+	Served bool `json:"-"`
 	// Known is what the kernel module told last, of all processes; nil before.
 	Known nvrm.Known `json:"-"`
 }

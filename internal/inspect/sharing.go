@@ -59,7 +59,11 @@ func (s *snapshot) lossFindings(kernel kernelAnswer, processes []Process, served
 		}
 	}
 	for _, share := range kernel.shares {
-		findings = append(findings, sharingFinding(processes, share, slices.Contains(pids, share.PID) && slices.Contains(pids, share.With)))
+		both := slices.Contains(pids, share.PID) && slices.Contains(pids, share.With)
+		for i := range processes {
+			processes[i].Served = processes[i].Served || both && (processes[i].PID == share.PID || processes[i].PID == share.With)
+		}
+		findings = append(findings, sharingFinding(processes, share, both))
 	}
 	if kernel.unknown == nil {
 		return findings, nil

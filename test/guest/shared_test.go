@@ -20,6 +20,8 @@ var sharers = map[string][]string{
 	"handles":              {"--ipc-vmm", "--mib", "32"},
 	"handles, much memory": {"--ipc-vmm", "--mib", "64", "--memory", "vmm"},
 	"a mesh of three":      {"--ranks", "3", "--mesh", "2", "--gpus", theGPUs},
+	"one is ahead":         {"--ranks", "2", "--mesh", "2", "--ahead", "--lead", "60", "--gpus", theGPUs},
+	"its queue is full":    {"--ranks", "2", "--mesh", "2", "--ahead", "--lead", "800", "--tick-ms", "3", "--gpus", theGPUs},
 }
 
 // startSharing starts a job whose processes share memory, with the library, which is asked to serve that.
@@ -44,6 +46,9 @@ func TestWhatProcessesShareComesBack(t *testing.T) {
 			testenv.Isolated(t, func(t *testing.T) {
 				host := testenv.NewHost(t, testenv.GPUsUpTo(2), "--mib-per-gpu", "800")
 				job := startSharing(t, host, args...)
+				if slices.Contains(args, "--ahead") { // by more than a try
+					host.Setenv("CUCRIU_CONFIG", host.Config("version: 1\nlock: {timeout: 100s}\n"))
+				}
 				goesOn := func() {
 					moved(t, host, host.TryDump(job, testenv.NewImages(t), "-R"))
 					host.WaitOutcome("running")

@@ -165,6 +165,20 @@ void gpu_submit_hour(struct gpu *g)
 	g->stream = ticks;
 }
 
+int gpu_mark(struct gpu *g, int before)
+{
+	CUevent *mark = &g->marks[g->nmarks % before];
+	int again = g->nmarks++ >= (unsigned)before;
+	CUresult done = again ? cu.EventQuery(*mark) : 0;
+
+	if (done && done != CUDA_ERROR_NOT_READY)
+		must(done, "cuEventQuery on GPU %d", g->ordinal);
+	if (!again)
+		must(cu.EventCreate(mark, CU_EVENT_DISABLE_TIMING), "cuEventCreate on GPU %d", g->ordinal);
+	must(cu.EventRecord(*mark, g->stream), "cuEventRecord on GPU %d", g->ordinal);
+	return !done;
+}
+
 void gpu_wait(struct gpu *g)
 {
 	uint32_t word;

@@ -24,6 +24,7 @@ struct buffer {
 
 #define MAX_BUFFERS 32
 
+#define MOST_LEAD 800
 struct gpu {
 	int ordinal;
 	CUdevice dev;
@@ -36,6 +37,8 @@ struct gpu {
 	struct memory memory;  /* where device memory comes from */
 	struct buffer buffers[MAX_BUFFERS];
 	int nbuffers;
+	CUevent marks[MOST_LEAD]; /* of gpu_mark */
+	unsigned nmarks;
 };
 
 /* With a meeting, MEETING_BYTES of memory that the ranks share, collectives can be submitted. */
@@ -55,6 +58,9 @@ void gpu_submit_step(struct gpu *g, struct gpu *by); /* by's stream and kernel, 
 void gpu_submit_collective(struct gpu *g, uint64_t group, uint32_t rank, uint32_t size, uint64_t generation);
 void gpu_submit_hour(struct gpu *g); /* to a stream of its own */
 void gpu_wait(struct gpu *g);
+
+/* Marks what was submitted, and returns whether the GPU has done what was marked so many calls before. */
+int gpu_mark(struct gpu *g, int before);
 
 /* Compares a few words of each buffer, by way of scratch (at least GPU_SAMPLE_BYTES). */
 #define GPU_SAMPLE_WORDS 16

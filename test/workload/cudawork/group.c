@@ -60,7 +60,7 @@ static void start(struct group *g)
 	uint64_t number = group_number();
 	void *meeting = NULL;
 
-	if (o->ranks && !o->mesh)
+	if (o->ranks && (!o->mesh || o->ahead))
 		meeting = mmap(NULL, MEETING_BYTES, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
 	if (meeting == MAP_FAILED)
 		die(EXIT_USAGE, "mmap: %s", strerror(errno));

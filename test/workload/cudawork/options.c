@@ -47,8 +47,10 @@ static const char usage[] =
 	"  --procs N       N processes, each with DIR/rank-i and GPU gpus[i mod n]\n"
 	"  --ranks N       the same with a collective in each tick\n"
 	"  --ahead         with --ranks: only rank 0 synchronizes, so the others run ahead\n"
+	"  --lead N        with --ahead: the others stay N ticks ahead of what their GPUs have done (at most 800)\n"
 	"  --hog-rank R    with --ranks: rank R has a kernel of an hour on a stream of its own\n"
-	"  --mesh N        with --ranks: instead of the collective each has N pieces of 2 MiB of each other one\n"
+	"  --mesh N        with --ranks: each has N pieces of 2 MiB of each other one. They take the place of the\n"
+	"                  collective, but with --ahead only rank 0 writes into them\n"
 	"  --ipc           two processes; the first exports memory that the second reads\n"
 	"  --ipc-vmm       the same by a handle of the VMM API\n"
 	"  --ipc-later     with either: not before DIR/share says so\n"
@@ -111,7 +113,7 @@ static int parse_name(const char *option, const char *name, const char *const *n
 struct options options_parse(int argc, char **argv)
 {
 	enum { DIR_ = 256, GPUS, MIB, BALLAST, ZEROS, FLAT, TICK_MS, BUSY_MS, THREADS, SPIN, MANAGED, MLOCK, PINNED, FORK_CHILD, IO_URING, IPC, RANKS, PROCS, AHEAD, HOG_RANK, BURN, HELP,
-	       COPY_WAIT, PIECES, MEMORY, HANDLE, PEER, REGISTERED, IPC_HANDLES, IPC_VMM, IPC_LATER, PROFILER, LATER, LOADERS, SHARE_FILES, VFORK, LOOK, CONTEXT_LATER, TRIM, MESH };
+	       COPY_WAIT, PIECES, MEMORY, HANDLE, PEER, REGISTERED, IPC_HANDLES, IPC_VMM, IPC_LATER, PROFILER, LATER, LOADERS, SHARE_FILES, VFORK, LOOK, CONTEXT_LATER, TRIM, MESH, LEAD };
 	static const struct option longs[] = {
 		{"dir", 1, 0, DIR_}, {"gpus", 1, 0, GPUS}, {"mib", 1, 0, MIB},
 		{"ballast", 1, 0, BALLAST}, {"zeros", 1, 0, ZEROS}, {"flat", 1, 0, FLAT},
@@ -120,7 +122,7 @@ struct options options_parse(int argc, char **argv)
 		{"managed", 0, 0, MANAGED}, {"mlock", 0, 0, MLOCK}, {"pinned", 0, 0, PINNED},
 		{"fork-child", 0, 0, FORK_CHILD}, {"io-uring", 0, 0, IO_URING}, {"ipc", 0, 0, IPC}, {"ipc-vmm", 0, 0, IPC_VMM}, {"ipc-later", 0, 0, IPC_LATER},
 		{"ranks", 1, 0, RANKS}, {"procs", 1, 0, PROCS}, {"ahead", 0, 0, AHEAD},
-		{"hog-rank", 1, 0, HOG_RANK}, {"mesh", 1, 0, MESH}, {"burn", 1, 0, BURN}, {"help", 0, 0, HELP},
+		{"hog-rank", 1, 0, HOG_RANK}, {"mesh", 1, 0, MESH}, {"lead", 1, 0, LEAD}, {"burn", 1, 0, BURN}, {"help", 0, 0, HELP},
 		{"ballast-pieces", 1, 0, PIECES}, {"memory", 1, 0, MEMORY}, {"handle-mib", 1, 0, HANDLE},
 		{"peer", 1, 0, PEER}, {"registered", 0, 0, REGISTERED}, {"ipc-handles", 0, 0, IPC_HANDLES},
 		{"profiler", 1, 0, PROFILER}, {"peer-later", 0, 0, LATER}, {"loaders", 1, 0, LOADERS}, {"share-files", 0, 0, SHARE_FILES}, {"vfork", 0, 0, VFORK}, {"look", 0, 0, LOOK}, {"context-later", 0, 0, CONTEXT_LATER}, {"trim", 0, 0, TRIM}, {0, 0, 0, 0},
@@ -160,6 +162,7 @@ struct options options_parse(int argc, char **argv)
 		case RANKS: o.ranks = number("ranks", optarg, 1, MAX_PROCS); break;
 		case PROCS: o.procs = number("procs", optarg, 1, MAX_PROCS); break;
 		case AHEAD: o.ahead = 1; break;
+		case LEAD: o.lead = number("lead", optarg, 1, MOST_LEAD); break;
 		case HOG_RANK: o.hog_rank = number("hog-rank", optarg, 0, MAX_PROCS - 1); break;
 		case PIECES: o.ballast_pieces = number("ballast-pieces", optarg, 1, 16); break;
 		case MEMORY: o.memory.kind = NAMED("memory", memory_names); break;
@@ -181,7 +184,9 @@ struct options options_parse(int argc, char **argv)
 		die(EXIT_USAGE, "--ipc, --ranks and --procs exclude one another");
 	if ((o.ahead || o.hog_rank >= 0) && !o.ranks)
 		die(EXIT_USAGE, "--ahead and --hog-rank are about --ranks");
-	if (o.mesh && (!o.ranks || o.ahead))
-		die(EXIT_USAGE, "--mesh is about --ranks, and not with --ahead");
+	if (o.lead && !o.ahead)
+		die(EXIT_USAGE, "--lead is about --ahead");
+	if (o.mesh && !o.ranks)
+		die(EXIT_USAGE, "--mesh is about --ranks");
 	return o;
 }

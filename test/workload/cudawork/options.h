@@ -56,6 +56,7 @@ struct options {
 	int copy_wait; /* a tick ends in a copy, which the driver's lock holds, and not in a synchronizing call */
 	int ahead;    /* of the ranks all but the first run ahead */
 	int mesh;     /* pieces of memory that each rank gives all others, 0: none */
+	int lead;     /* how many ticks they stay ahead of what their GPUs have done; 0: as it comes */
 	int hog_rank; /* has a kernel that does not end; -1: none has */
 };
 

@@ -98,11 +98,11 @@ static long cpu_ms(void)
 
 /*
  * The first ticks after that come without a pause: each rank is ahead by a number of its own, and the hog
- * by far, because who is ahead of it waits for it without end once it is held.
+ * by far, because who is ahead of it waits for it without end once it is held. With --lead they stay that far ahead.
  * Else the pause is so long that the job takes a tenth of a CPU at most, because many jobs
  * are tested at once. (A restored thread begins to count anew.)
  */
-static void pause_after_tick(const struct worker *w)
+static void pause_after_tick(struct worker *w)
 {
 	static long before;
 	long now = cpu_ms(), least = w->options->tick_ms, pause = 9 * (now - before);
@@ -111,7 +111,7 @@ static void pause_after_tick(const struct worker *w)
 	before = now;
 	if (pause > 1000)
 		pause = 1000;
-	if (runs_ahead(w) && w->ticks % w->role->ahead < lead)
+	if (runs_ahead(w) && (w->options->lead ? gpu_mark(&w->gpus[0], w->options->lead) : w->ticks % w->role->ahead < lead))
 		return;
 	if (w->role->ahead && file_exists(w->role->common, "stop"))
 		return; /* it takes many ticks more until all are level */
@@ -133,7 +133,7 @@ static void tick(struct worker *w)
 		gpu_use(by);
 		gpu_submit_step(g, by);
 		gpu_use(g);
-		if (r->part == RANK && !w->options->mesh)
+		if (r->part == RANK && (!w->options->mesh || r->ahead))
 			gpu_submit_collective(g, r->group, r->rank, r->size, w->ticks + 1);
 	}
 	if (runs_ahead(w)) {
@@ -214,6 +214,8 @@ static void answer_check(struct worker *w)
 			all.bad += t.bad;
 		}
 	}
+	if (w->role->ahead)
+		mesh_tick(w->role, &w->gpus[0], w->ticks);
 	n = snprintf(text, sizeof(text), "{\"tick\":%llu,\"bad\":%llu,\"words\":%llu}\n", (unsigned long long)w->ticks,
 		     (unsigned long long)all.bad, (unsigned long long)all.words);
 	if (published(w, "checked", file_write(w->role->dir, "checked", text, n), &w->checked_failed))
