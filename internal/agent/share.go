@@ -1,9 +1,6 @@
 package agent
 
-import (
-	"encoding/binary"
-	"os"
-)
+import "encoding/binary"
 
 // Owner is a name that a library has given itself, by which others know whose memory they have.
 type Owner [24]byte
@@ -47,7 +44,3 @@ func (a *Agent) GiveFrom(part uint64) error {
 	const behind = 16 // From and Given
 	return a.process.WriteMemory(binary.LittleEndian.AppendUint64(nil, part), a.address+uint64(binary.Size(box))-behind)
 }
-
-// ServesSharing reports whether memory that processes of a job share is taken down and put up again, if all of them have the
-// library. Until that was seen on a GPU, it has to be asked for.
-func ServesSharing() bool { return os.Getenv("CUCRIU_SHARING") == "1" }

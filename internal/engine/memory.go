@@ -43,7 +43,7 @@ func (s *Suspension) prepareAgents(ctx context.Context) error {
 	}
 	ctx, cancel := context.WithTimeout(ctx, s.Config.Lock.Try)
 	defer cancel()
-	_ = Parallel(s.Targets, func(t *Target) error {
+	err := Parallel(s.Targets, func(t *Target) error {
 		a, err := agent.Find(t.Process)
 		if err == nil && a == nil {
 			return nil
@@ -54,14 +54,16 @@ func (s *Suspension) prepareAgents(ctx context.Context) error {
 		if err == nil {
 			t.agent = a
 			t.canKeep = s.canKeep(ctx, t)
+		} else if t.Member.Served {
+			return fmt.Errorf("process %d (%s) shares device memory, which its library cannot take down now: %w", t.PID, t.Member.Name, err)
 		} else if !errors.Is(err, agent.ErrNothing) {
 			s.sayDriverMoves(t, err)
 		}
 		return nil
 	})
 	guests := s.withAgent()
-	if len(guests) == 0 {
-		return nil
+	if err != nil || len(guests) == 0 {
+		return err
 	}
 	for _, t := range guests {
 		t.Member.Gated = true

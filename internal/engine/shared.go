@@ -20,7 +20,7 @@ import (
 // program's threads are parked, so nothing is added. Only when no process has memory of another one any more, may an owner move its
 // own: else the two would go on with memory that is not the same.
 func (s *Suspension) takeDownShared(ctx context.Context, guests []*Target) error {
-	if !agent.ServesSharing() || len(s.Targets) < 2 {
+	if len(s.Targets) < 2 {
 		return nil
 	}
 	knowing := slices.DeleteFunc(slices.Clone(guests), func(t *Target) bool { // the others share nothing, or are found below

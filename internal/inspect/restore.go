@@ -100,6 +100,25 @@ func (n MemoryNeed) Require(ctx context.Context, driver *cudackpt.Driver) error 
 	return nil
 }
 
+// wayBackFindings refuses processes that hold all but little of a GPU's memory: once they are checkpointed, they would need more
+// of it than they hold now to come back.
+func wayBackFindings(ctx context.Context, driver *cudackpt.Driver, processes []Process) (findings preflight.Findings) {
+	margins := make(MemoryNeed)
+	for _, p := range processes {
+		for uuid := range p.MemoryBytes {
+			margins[uuid] += restoreMargin
+		}
+	}
+	for _, uuid := range slices.SortedFunc(maps.Keys(margins), cudackpt.UUID.Compare) {
+		memory, err := driver.Memory(ctx, uuid)
+		if err == nil && memory.Free < margins[uuid] { // after an error no restore begins either
+			findings = append(findings, preflight.New(preflight.FindingGPUMemory,
+				fmt.Sprintf("%v has %d MiB free: to be sure that what is checkpointed can come back to it, %d MiB must be", uuid, memory.Free>>20, margins[uuid]>>20), "free memory on it"))
+		}
+	}
+	return findings
+}
+
 // memoryError says that a GPU has too little free memory.
 type memoryError struct{ *fault.Explained }
 

@@ -12,7 +12,6 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"cucriu/internal/agent"
 	"cucriu/internal/guest"
 	"cucriu/internal/jobs/inside"
 	"cucriu/internal/jobs/job"
@@ -186,7 +185,7 @@ func (s *starter) start(ctx context.Context) error {
 			return err
 		}
 	}
-	choice := job.Choice{With: s.Settings, Without: s.NoSettings, Sharing: has && agent.ServesSharing()}
+	choice := job.Choice{With: s.Settings, Without: s.NoSettings, Sharing: has}
 	env, notes := choice.Apply(env, len(g.Visible))
 	for _, note := range notes {
 		s.say(note)

@@ -154,3 +154,19 @@ func TestALauncherThatIsLeftBehindIsNamed(t *testing.T) {
 		testenv.Exits(t, host, 0, "dump", "-t", child.Root(), "-D", testenv.NewImages(t), "--force", preflight.FindingParent, "-R")
 	})
 }
+
+// TestTheGPUIsFull: what is checkpointed could not be sure to come back to it.
+func TestTheGPUIsFull(t *testing.T) {
+	testenv.Simulated(t, func(t *testing.T) {
+		host := testenv.NewHost(t, 1, "--mib-per-gpu", "100")
+		job, other := host.Start(1, "--mib", "40"), host.Start(1, "--mib", "50")
+		job.Runs()
+		other.Runs()
+		testenv.Refused(t, host, job, "gpu-memory", testenv.NewImages(t))
+		job.Runs()
+		other.Kill()
+		host.Restore(host.Dump(job))
+		job.Runs()
+		job.Check()
+	})
+}

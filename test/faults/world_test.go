@@ -48,9 +48,6 @@ func newWorld(t *testing.T, r row) *world {
 	w := &world{host: testenv.NewHost(t, gpus, "--mib-per-gpu", strconv.Itoa(room)), criu: testenv.Criu(t)}
 	w.host.HookBin = testenv.Artefact(t, "make build", "build", "test", "cucriu-hook")
 	w.work = testenv.Artefact(t, "make workload", "build", "workload", "cudawork")
-	if r.shares {
-		w.host.Setenv("CUCRIU_SHARING", "1")
-	}
 	w.driver = w.host.Driver()
 	w.images, w.good, w.files = filepath.Join(t.TempDir(), "images"), t.TempDir(), t.TempDir()
 	testenv.SmallDisk(t, w.images, "128m")

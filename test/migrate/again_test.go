@@ -86,9 +86,6 @@ func TestThereAndBack(t *testing.T) {
 			testenv.IsolatedFor(t, 10*time.Minute, func(t *testing.T) {
 				p := hosts.New(t, hosts.Options{})
 				from, to := p.A, p.B
-				for _, h := range p.Hosts() {
-					h.Setenv("CUCRIU_SHARING", "1")
-				}
 				w := job.start(from)
 				w.WaitTicks(from, 3)
 				begin, has := map[*hosts.Host]traces{from: tracesOn(t, w, from), to: tracesOn(t, w, to)}, belongingsOf(w, from, nil)

@@ -5,6 +5,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"testing"
@@ -14,19 +15,21 @@ import (
 	"cucriu/internal/testenv/hosts"
 )
 
-// realPair makes two hosts with one of the machine's GPUs each. On a machine without sshd they
+// eachHasOne are two hosts with one of the machine's GPUs each. On a machine without sshd they
 // reach each other by the rig's own remote shell.
-func realPair(t *testing.T) *hosts.Pair {
+var eachHasOne = hosts.Options{WithoutSSH: true, A: hosts.HostOptions{Real: []int{0}}, B: hosts.HostOptions{Real: []int{1}}}
+
+func realPair(t *testing.T, o hosts.Options) *hosts.Pair {
 	t.Helper()
 	if !testenv.RealDriver() {
 		t.Skip("needs two GPUs: make gpu-bundle")
 	}
-	return hosts.New(t, hosts.Options{WithoutSSH: true, A: hosts.HostOptions{Real: []int{0}}, B: hosts.HostOptions{Real: []int{1}}})
+	return hosts.New(t, o)
 }
 
 func TestOnGPUsThereAndBack(t *testing.T) {
 	testenv.Isolated(t, func(t *testing.T) {
-		p := realPair(t)
+		p := realPair(t, eachHasOne)
 		w := p.A.Start(1, "--mib", "64", "--loaders", "2")
 		watch := w.Watch()
 		for range 2 {
@@ -39,45 +42,66 @@ func TestOnGPUsThereAndBack(t *testing.T) {
 
 // TestOnGPUsTraining: a training goes back and forth, and computes what it computes elsewhere.
 func TestOnGPUsTraining(t *testing.T) {
-	testenv.IsolatedFor(t, 100*time.Second, func(t *testing.T) {
-		p := realPair(t)
-		program := filepath.Join(testenv.Root(t), "test/workload/programs/train.py")
-		args := "--workers 2 --epochs 2 --batches 200 --pause 0.05"
-		reference := p.A.Command(t.Context(), "sh", "-c", "exec python3 "+program+" "+args)
-		want := make(chan []byte)
-		go func() {
-			out, _ := reference.Output()
-			want <- out
-		}()
-		w := p.A.StartProgram("sh", "-c", "exec python3 "+program+" "+args, "sh")
-		output := func(on *hosts.Host) string {
-			data, _ := os.ReadFile(on.Path(filepath.Join(w.Dir, "output")))
-			return string(data)
-		}
-		steps := func(on *hosts.Host) int { return strings.Count(output(on), "step ") }
-		from, to := p.A, p.B
-		for _, flags := range [][]string{{"--precopy=never"}, {"--precopy=never"}, {"--precopy"}, {"--precopy"}} {
-			before := steps(from)
-			testenv.Eventually(t, testenv.Soon, "the training goes on", func() bool { return steps(from) >= before+30 })
-			w.Host = from
-			w.Prepare(to)
-			show(t, strings.Join(append([]string{"training"}, flags...), " "), migrate(t, w, from, to, append(flags, "--rsh", from.RSH())...))
-			from, to = to, from
-		}
-		testenv.Eventually(t, 2*time.Minute, "the training ends", func() bool { return strings.Contains(output(from), "done ") })
-		got := output(from)
-		if expected := string(<-want); got != expected || strings.Count(got, "step ") != 400 {
-			t.Fatalf("the training that moved computed something else: %d steps, not moved %d", strings.Count(got, "step "), strings.Count(expected, "step "))
-		}
-		t.Logf("400 steps, 4 migrations, identical: %s", strings.TrimSpace(got[strings.Index(got, "done"):]))
-	})
+	all := hosts.Options{WithoutSSH: true}
+	for name, training := range map[string]struct {
+		hosts    hosts.Options
+		settings []string // of the environment
+		command  string
+		lines    int
+	}{
+		"one process": {eachHasOne, nil, "python3 %s/train.py --workers 2 --epochs 2 --batches 200 --pause 0.05", 400},
+		"two ranks over NVLink": {all, []string{
+			"LD_PRELOAD=" + testenv.Guest(t), "NCCL_CUMEM_HOST_ENABLE=0", "NCCL_SOCKET_IFNAME=lo", "GLOO_SOCKET_IFNAME=lo", "UV_USE_IO_URING=0",
+		}, "torchrun --nproc-per-node 2 --master-addr 127.0.0.1 %s/ranks.py --steps 400", 800},
+	} {
+		t.Run(name, func(t *testing.T) {
+			testenv.IsolatedFor(t, 100*time.Second, func(t *testing.T) {
+				p := realPair(t, training.hosts)
+				command := "exec env " + strings.Join(training.settings, " ") + " " + fmt.Sprintf(training.command, filepath.Join(testenv.Root(t), "test/workload/programs"))
+				reference := p.B.Command(t.Context(), "sh", "-c", command)
+				want := make(chan []byte)
+				go func() {
+					out, _ := reference.Output()
+					want <- out
+				}()
+				w := p.A.StartProgram("sh", "-c", command, "sh")
+				output := func(on *hosts.Host) string {
+					data, _ := os.ReadFile(on.Path(filepath.Join(w.Dir, "output")))
+					return string(data)
+				}
+				steps := func(on *hosts.Host) int { return strings.Count(output(on), "step ") }
+				from, to := p.A, p.B
+				for _, flags := range [][]string{{"--precopy=never"}, {"--precopy=never"}, {"--precopy"}, {"--precopy"}} {
+					before := steps(from)
+					testenv.Eventually(t, testenv.Soon, "the training goes on", func() bool { return steps(from) >= before+30 })
+					w.Host = from
+					w.Prepare(to)
+					show(t, strings.Join(append([]string{name}, flags...), " "), migrate(t, w, from, to, append(flags, "--rsh", from.RSH())...))
+					from, to = to, from
+				}
+				testenv.Eventually(t, 2*time.Minute, "the training ends", func() bool { return strings.Contains(output(from), "done") })
+				got, expected := stepsOf(output(from)), stepsOf(string(<-want))
+				if !slices.Equal(got, expected) || len(got) != training.lines {
+					t.Fatalf("the training that moved computed something else: %d lines, not moved %d", len(got), len(expected))
+				}
+				figure(t, "%s: %d lines, 4 migrations, identical", name, training.lines)
+			})
+		})
+	}
+}
+
+// stepsOf returns the lines of a training's output that say what it computed. Ranks write them in no order.
+func stepsOf(output string) []string {
+	lines := slices.DeleteFunc(strings.Split(output, "\n"), func(line string) bool { return !strings.HasPrefix(line, "step ") })
+	slices.Sort(lines)
+	return lines
 }
 
 // TestOnGPUsPause measures the pause by phase, without the library of cucriu run --dir and with it, side by side with
 // dump, copy and restore by hand.
 func TestOnGPUsPause(t *testing.T) {
 	testenv.IsolatedFor(t, 8*time.Minute, func(t *testing.T) {
-		p := realPair(t)
+		p := realPair(t, eachHasOne)
 		for _, text := range strings.Fields(os.Getenv("CUCRIU_TEST_SIZES")) {
 			size, _ := strconv.Atoi(text)
 			for what, with := range map[string][]string{text + " MiB": {"/usr/bin/env"}, text + " MiB, with the library": testenv.WithGuest(t)} {

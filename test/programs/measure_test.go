@@ -92,9 +92,6 @@ func (b *bench) observe(t *testing.T, p program, m *measurement) {
 	if p.hasGuest() {
 		host.Setenv("CUCRIU_LOG", "info")
 	}
-	if p.shares {
-		host.Setenv("CUCRIU_SHARING", "1")
-	}
 	if p.underRun {
 		if help, _ := host.Cucriu("run", "--help"); !strings.Contains(help, "--no-checkpoints") {
 			m.unavailable = "this cucriu has no run --no-checkpoints"

@@ -40,12 +40,10 @@ type program struct {
 	underRun bool
 	// guest loads the library of cucriu run --dir into the program.
 	guest bool
-	// shares has the library serve what processes share, too.
-	shares bool
 }
 
 func (p program) hasGuest() bool {
-	return p.guest || p.shares || os.Getenv("CUCRIU_PROGRAMS_GUEST") != ""
+	return p.guest || os.Getenv("CUCRIU_PROGRAMS_GUEST") != ""
 }
 
 // missing is the exit status of a program that lacks a library.

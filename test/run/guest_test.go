@@ -48,9 +48,7 @@ func TestAJobSharesMemory(t *testing.T) {
 	for _, how := range []string{"--ipc", "--ipc-vmm"} {
 		t.Run(how, func(t *testing.T) {
 			testenv.Simulated(t, func(t *testing.T) {
-				host := testenv.NewHost(t, 2, "--mib-per-gpu", "200")
-				host.Setenv("CUCRIU_SHARING", "1")
-				w := worldOn(t, host)
+				w := worldOn(t, testenv.NewHost(t, 2, "--mib-per-gpu", "200"))
 				w.command = []string{testenv.Artefact(t, "make workload", "build", "workload", "cudawork"), "--dir", w.work, "--gpus", "0,1", "--mib", "16", how}
 				w.work = filepath.Join(w.work, "rank-1")
 				w.cuda = w.work

@@ -18,7 +18,5 @@ CUresult ordinary_end(struct memory *m, CUresult freed);
 
 /* By which others ask for what this process has given: ipc.c. */
 const char *ipc_name(void);
-/* On request, what processes share by handles is served, too: then all that can be exported has a record. */
-bool ipc_serves_handles(void);
 /* A descriptor by which other processes can import memory, or -1. For who has the records for himself. */
 int ipc_export(struct memory *m);

@@ -239,17 +239,6 @@ static CUresult make_ticket(struct ticket *t, struct memory *m, size_t asked)
 	return CUDA_SUCCESS;
 }
 
-bool ipc_serves_handles(void)
-{
-	static int serves;
-
-	if (!serves) {
-		const char *asked = getenv("CUCRIU_SHARING");
-		serves = asked && !strcmp(asked, "1") ? 1 : -1;
-	}
-	return serves > 0;
-}
-
 /* Processes are not to share by means that cannot be put up again. Told that there are none, they use others. */
 CUresult cuDeviceGetAttribute(int *out, int attribute, CUdevice device)
 {
@@ -258,7 +247,7 @@ CUresult cuDeviceGetAttribute(int *out, int attribute, CUdevice device)
 	if (!driver_known())
 		return CUDA_ERROR_NOT_INITIALIZED;
 	CUresult r = driver.cuDeviceGetAttribute(out, attribute, device);
-	if (!r && (attribute == HANDLE_TYPE_FABRIC_SUPPORTED || attribute == MULTICAST_SUPPORTED) && ipc_serves_handles())
+	if (!r && (attribute == HANDLE_TYPE_FABRIC_SUPPORTED || attribute == MULTICAST_SUPPORTED))
 		*out = 0;
 	return r;
 }
@@ -269,7 +258,7 @@ int ipc_export(struct memory *m)
 {
 	struct ticket t;
 
-	if (!ipc_serves_handles() || make_ticket(&t, m, m->size))
+	if (make_ticket(&t, m, m->size))
 		return -1;
 	int fd = (int)syscall(SYS_memfd_create, "cucriu-guest", MFD_CLOEXEC | MFD_ALLOW_SEALING); /* the function is of glibc 2.27 */
 	if (fd >= 0 && (write(fd, &t, sizeof t) != sizeof t || fcntl(fd, F_ADD_SEALS, SEALS))) {
@@ -400,7 +389,7 @@ CUresult cuMemImportFromShareableHandle(CUhandle *out, void *descriptor, int typ
 
 	if (!driver_known())
 		return CUDA_ERROR_NOT_INITIALIZED;
-	if (driver_forked() || !out || type != CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR || !ipc_serves_handles() || !read_ticket((int)(intptr_t)descriptor, &t))
+	if (driver_forked() || !out || type != CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR || !read_ticket((int)(intptr_t)descriptor, &t))
 		return driver.cuMemImportFromShareableHandle(out, descriptor, type);
 	if (!t.asked || t.asked > 1ull << 46 || (t.part_size != PART && t.part_size != t.asked))
 		return CUDA_ERROR_INVALID_VALUE;

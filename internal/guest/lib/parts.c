@@ -171,7 +171,7 @@ CUresult memory_create(struct memory **out, size_t size, const struct properties
 /* What may be exported has a record however small it is. */
 static bool may_be_shared(size_t size, const struct properties *wanted)
 {
-	return wanted->handle_types & CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR && size && !(size % STEP) && ipc_serves_handles();
+	return wanted->handle_types & CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR && size && !(size % STEP);
 }
 
 static bool can_be_ours(size_t size, const struct properties *wanted)
