@@ -162,8 +162,7 @@ func (b *wayBack) makeAccessible(ctx context.Context, t *Target, ranges []proc.R
 		return err
 	}
 	lent, err := Borrow(ctx, b.Session, t, 1, 0, b.BorrowedFile(t.PID))
-	if errors.Is(err, unix.ENOSPC) || errors.Is(err, unix.EDQUOT) || errors.Is(err, unix.EROFS) {
-		// A full disk must not keep a job from coming back.
+	if diskFull(err) {
 		lent, err = Borrow(ctx, b.Session, t, 1, 0, "")
 	}
 	if err != nil {
@@ -201,4 +200,9 @@ func ignoreEINVAL(err error) error {
 		return nil
 	}
 	return err
+}
+
+// diskFull reports whether an error is that the run directory takes nothing more, which must not keep a job from coming back.
+func diskFull(err error) bool {
+	return errors.Is(err, unix.ENOSPC) || errors.Is(err, unix.EDQUOT) || errors.Is(err, unix.EROFS)
 }

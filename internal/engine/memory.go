@@ -419,7 +419,7 @@ func (b *wayBack) withLibrary(ctx context.Context, t *Target, do func() error) e
 		}
 		return err
 	})
-	if err != nil && !errors.Is(err, inject.ErrFiltered) {
+	if err != nil && !errors.Is(err, inject.ErrFiltered) && !diskFull(err) { // then its stop alone holds it
 		return err
 	}
 	return t.withHelpers(ctx, func() error {
