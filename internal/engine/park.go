@@ -7,6 +7,7 @@ import (
 	"io/fs"
 	"log/slog"
 	"os"
+	"slices"
 	"time"
 
 	"cucriu/internal/inject"
@@ -38,10 +39,16 @@ func Park(ctx context.Context, s *session.Session, process *proc.Process, except
 // hold parks the threads of a stopped process, except for those in except, whichever MoveMemory has parked already.
 // In between, its stop alone holds it.
 func hold(ctx context.Context, s *session.Session, t *Target, except ...int) (err error) {
+	if t.Parked != nil && slices.Equal(t.unheld, except) {
+		return nil
+	}
+	t.unheld = nil
 	if err := returnThreads(ctx, t.PID, s.ParkedFile(t.PID)); err != nil {
 		return err
 	}
-	t.Parked, err = Park(ctx, s, t.Process, except...)
+	if t.Parked, err = Park(ctx, s, t.Process, except...); err == nil {
+		t.unheld = except
+	}
 	return err
 }
 

@@ -2,8 +2,10 @@ package engine
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"slices"
+	"sync/atomic"
 
 	"golang.org/x/sys/unix"
 
@@ -139,48 +141,74 @@ func matchLinks(targets []*Target) (shared bool, err error) {
 // shareAgain puts up what processes have of each other, which all have their own memory again. One whose owner has ended
 // meanwhile, with the only copy of it, has no way back, and must not keep the others from theirs.
 func (b *wayBack) shareAgain(ctx context.Context) error {
-	ended := len(b.all) < len(b.Members)
-	var without, owners []*Target
+	var ended atomic.Bool
+	ended.Store(len(b.all) < len(b.Members))
+	var sharers []*Target
+	without := make(map[*Target]bool)
 	for _, t := range b.cuda {
 		status, err := t.findAgent()
 		if err != nil && b.hasEnded(t) {
-			ended = true
+			ended.Store(true)
 			continue
 		}
 		if err != nil {
 			return err
 		}
-		if status.Down {
-			without = append(without, t)
-		}
+		without[t] = status.Down
 		if t.agent != nil && t.agent.KnowsOwners() {
-			owners = append(owners, t)
+			sharers = append(sharers, t)
 		}
 	}
-	for _, t := range without {
-		err := b.withLibrary(ctx, t, func() error {
-			for _, owner := range owners {
-				if owner == t {
-					continue
-				}
-				if err := b.share(ctx, owner, t); err != nil && b.hasEnded(owner) {
-					ended = true
-				} else if err != nil {
-					return fmt.Errorf("memory of process %d (%s) for process %d (%s): %w", owner.PID, owner.Member.Name, t.PID, t.Member.Name, err)
-				}
-			}
+	share := func(owner, to *Target) error {
+		if !without[to] {
 			return nil
-		})
-		if err == nil {
-			err = b.requireShared(t, ended)
 		}
-		if err != nil && b.hasEnded(t) {
-			ended = true // others may have its memory
+		err := b.withLibrary(ctx, to, func() error { return b.share(ctx, owner, to) })
+		if err != nil && (b.hasEnded(owner) || b.hasEnded(to)) { // others may have its memory
+			ended.Store(true)
+			return nil
+		}
+		if err != nil {
+			err = fmt.Errorf("memory of process %d (%s) for process %d (%s): %w", owner.PID, owner.Member.Name, to.PID, to.Member.Name, err)
+		}
+		return err
+	}
+	for _, round := range rounds(len(sharers)) {
+		err := ParallelUpTo(len(round), len(round), func(i int) error {
+			one, other := sharers[round[i][0]], sharers[round[i][1]]
+			return errors.Join(share(one, other), share(other, one))
+		})
+		if err != nil {
+			return err
+		}
+	}
+	for _, t := range b.cuda {
+		if !without[t] {
+			continue
+		}
+		if err := b.requireShared(t, ended.Load()); err != nil && b.hasEnded(t) {
+			ended.Store(true)
 		} else if err != nil {
 			return err
 		}
 	}
 	return nil
+}
+
+// rounds returns pairs of n participants, so that each meets each other one once, and each nobody twice in one round.
+func rounds(n int) (all [][][2]int) {
+	last := n - 1 + n%2 // it keeps its place, and the others go round; of an odd number nobody is it
+	for r := range last {
+		var round [][2]int
+		if last < n {
+			round = append(round, [2]int{r, last})
+		}
+		for i := 1; i <= (last-1)/2; i++ {
+			round = append(round, [2]int{(r + i) % last, (r + last - i) % last})
+		}
+		all = append(all, round)
+	}
+	return all
 }
 
 // requireShared fails for a process that still lacks memory of another one. If its owner has ended, nobody can give it: then that process

@@ -27,6 +27,7 @@ type Target struct {
 	Before   proc.AddressSpace // what was mapped before the checkpoint
 	prefault *prefault         // of a dump or suspend: makes the staging memory ready
 	Parked   *inject.Parked    // its parked threads; nil if it is held by its stop alone
+	unheld   []int             // the threads that were not parked
 	Lent     *inject.Borrowed  // threads of it that drop its memory
 	agent    *agent.Agent      // the library in it; nil if the driver alone moves its memory
 	Compare  Compare           // of a dump: what the library is to find out
