@@ -52,13 +52,13 @@ func TestOnGPUsTraining(t *testing.T) {
 		"one process": {eachHasOne, nil, "python3 %s/train.py --workers 2 --epochs 2 --batches 200 --pause 0.05", 400},
 		"two ranks over NVLink": {all, []string{
 			"LD_PRELOAD=" + testenv.Guest(t), "NCCL_CUMEM_HOST_ENABLE=0", "NCCL_SOCKET_IFNAME=lo", "GLOO_SOCKET_IFNAME=lo", "UV_USE_IO_URING=0",
-		}, "torchrun --nproc-per-node 2 --master-addr 127.0.0.1 %s/ranks.py --steps 400", 800},
+		}, "torchrun --nproc-per-node 2 --master-addr 127.0.0.1 --master-port ${PORT:-29500} %s/ranks.py --steps 400", 800},
 	} {
 		t.Run(name, func(t *testing.T) {
 			testenv.IsolatedFor(t, 100*time.Second, func(t *testing.T) {
 				p := realPair(t, training.hosts)
 				command := "exec env " + strings.Join(training.settings, " ") + " " + fmt.Sprintf(training.command, filepath.Join(testenv.Root(t), "test/workload/programs"))
-				reference := p.B.Command(t.Context(), "sh", "-c", command)
+				reference := p.B.Command(t.Context(), "sh", "-c", "PORT=29600; "+command) // a port that the job does not need there
 				want := make(chan []byte)
 				go func() {
 					out, _ := reference.Output()
