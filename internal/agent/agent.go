@@ -103,6 +103,7 @@ type mailbox struct {
 	mailboxSince2
 	mailboxSince3
 	mailboxSince4
+	mailboxSince5
 }
 
 // mailboxSince2 is what version 2 has more.
@@ -127,6 +128,11 @@ type mailboxSince4 struct {
 	Given uint64 // how many descriptors it gave
 }
 
+// mailboxSince5 is what version 5 has more.
+type mailboxSince5 struct {
+	Unserved uint64 // how much memory of other processes it has by the driver alone
+}
+
 // hashing is struct hashing of hash.h.
 type hashing struct {
 	Generation, Base uint64
@@ -139,7 +145,7 @@ type hashing struct {
 
 const (
 	symbol        = "cucriu_guest"
-	version       = 4 // and those before: a job keeps the library with which it was started
+	version       = 5 // and those before: a job keeps the library with which it was started
 	versionOffset = 8
 	commandOffset = 12
 )
@@ -211,8 +217,8 @@ func mailboxIn(path string) (offset uint64, err error) {
 func (a *Agent) read() (box mailbox, err error) {
 	data := make([]byte, binary.Size(box))
 	read := 0
-	since := []int{binary.Size(box.mailboxSince2), binary.Size(box.mailboxSince3), binary.Size(box.mailboxSince4)}
-	for v, size := range slices.Concat([]int{len(data) - since[0] - since[1] - since[2]}, since) {
+	since := []int{binary.Size(box.mailboxSince2), binary.Size(box.mailboxSince3), binary.Size(box.mailboxSince4), binary.Size(box.mailboxSince5)}
+	for v, size := range slices.Concat([]int{len(data) - since[0] - since[1] - since[2] - since[3]}, since) {
 		if v > 0 && int(binary.LittleEndian.Uint32(data[versionOffset:])) <= v {
 			break
 		}
@@ -306,7 +312,7 @@ func (a *Agent) Compare(generation, base uint64, of proc.Range, copyAll bool) er
 	if err != nil {
 		return err
 	}
-	return a.process.WriteMemory(data, a.address+uint64(binary.Size(box)-binary.Size(box.mailboxSince4)-binary.Size(h)))
+	return a.process.WriteMemory(data, a.address+uint64(binary.Size(box)-binary.Size(box.mailboxSince5)-binary.Size(box.mailboxSince4)-binary.Size(h)))
 }
 
 // mostSlices is how many slices a process can have: 1 TiB at least.

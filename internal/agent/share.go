@@ -25,6 +25,13 @@ func (a *Agent) KnowsOwners() bool {
 	return err == nil && box.Version >= 4
 }
 
+// ServesAll reports whether the library can take down what the process has of others: it knows [List], and the driver alone gave
+// the process nothing, as far as the library tells.
+func (a *Agent) ServesAll() bool {
+	box, err := a.read()
+	return err == nil && box.Version >= 4 && box.Unserved == 0
+}
+
 // Links returns what [List] has found.
 func (a *Agent) Links() ([]Link, error) {
 	box, err := a.read()
@@ -42,5 +49,5 @@ func (a *Agent) GiveFrom(part uint64) error {
 		return err
 	}
 	const behind = 16 // From and Given
-	return a.process.WriteMemory(binary.LittleEndian.AppendUint64(nil, part), a.address+uint64(binary.Size(box))-behind)
+	return a.process.WriteMemory(binary.LittleEndian.AppendUint64(nil, part), a.address+uint64(binary.Size(box)-binary.Size(box.mailboxSince5)-behind))
 }

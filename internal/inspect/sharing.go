@@ -40,7 +40,7 @@ func isServed(p Process) bool {
 	}
 	defer process.Close()
 	a, err := agent.Find(process)
-	return err == nil && a != nil && a.KnowsOwners()
+	return err == nil && a != nil && a.ServesAll()
 }
 
 // lossFindings says what follows from the kernel module's answer about processes. For served see [Losses].

@@ -134,6 +134,17 @@ func TestASharerIsOutsideOfTheJob(t *testing.T) {
 	})
 }
 
+// TestMemoryIsSharedByTheDriverAlone, because it is small: that is known before anything is touched.
+func TestMemoryIsSharedByTheDriverAlone(t *testing.T) {
+	testenv.Isolated(t, func(t *testing.T) {
+		host := testenv.NewHost(t, testenv.GPUsUpTo(2), "--mib-per-gpu", "400")
+		job := startSharing(t, host, "--ipc", "--mib", "4", "--ballast", "64")
+		testenv.Refused(t, host, job, "shared-gpu-memory", testenv.NewImages(t))
+		job.Runs()
+		job.Check()
+	})
+}
+
 // TestTheLibraryOfOneCannotMoveItsMemory: then nothing that is shared may be moved, or the two would have different memory.
 func TestTheLibraryOfOneCannotMoveItsMemory(t *testing.T) {
 	testenv.Parallel(t)

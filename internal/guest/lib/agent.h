@@ -5,6 +5,9 @@
 
 /* There is memory that the agent could move. For who has the records for himself. */
 void agent_start(void);
+
+/* Memory of another process was opened, or closed (-1), that cannot be taken down here. */
+void agent_unserved(int more);
 /* In a forked child there is no agent. */
 void agent_in_a_child(void);
 

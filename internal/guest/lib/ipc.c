@@ -252,6 +252,13 @@ CUresult cuDeviceGetAttribute(int *out, int attribute, CUdevice device)
 	return r;
 }
 
+static CUresult unserved(CUresult r, int more)
+{
+	if (!r)
+		agent_unserved(more);
+	return r;
+}
+
 #define SEALS (F_SEAL_SEAL | F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_WRITE)
 
 int ipc_export(struct memory *m)
@@ -390,7 +397,7 @@ CUresult cuMemImportFromShareableHandle(CUhandle *out, void *descriptor, int typ
 	if (!driver_known())
 		return CUDA_ERROR_NOT_INITIALIZED;
 	if (driver_forked() || !out || type != CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR || !read_ticket((int)(intptr_t)descriptor, &t))
-		return driver.cuMemImportFromShareableHandle(out, descriptor, type);
+		return unserved(driver.cuMemImportFromShareableHandle(out, descriptor, type), 1);
 	if (!t.asked || t.asked > 1ull << 46 || (t.part_size != PART && t.part_size != t.asked))
 		return CUDA_ERROR_INVALID_VALUE;
 	if (listening && !memcmp(t.name, own_name, sizeof t.name))
@@ -423,7 +430,7 @@ static CUresult open_handle(CUdeviceptr *out, const struct ipc *handle, unsigned
 
 	memcpy(&t, handle, sizeof t);
 	if (driver_forked() || !out || flags > 1 || memcmp(t.magic, MAGIC, sizeof t.magic) || t.part_size != PART)
-		return otherwise(out, *handle, flags);
+		return unserved(otherwise(out, *handle, flags), 1);
 	if (t.asked < LEAST || t.asked > 1ull << 46)
 		return CUDA_ERROR_INVALID_VALUE;
 	if (listening && !memcmp(t.name, own_name, sizeof t.name))
@@ -471,6 +478,6 @@ CUresult cuIpcCloseMemHandle(CUdeviceptr at)
 	if (!driver_forked() && close_one(at))
 		return CUDA_SUCCESS;
 	if (driver_forked() || !(m = ordinary_begin_end(at, true)))
-		return driver.cuIpcCloseMemHandle(at);
+		return unserved(driver.cuIpcCloseMemHandle(at), -1);
 	return ordinary_end(m, driver.cuMemFree_v2(m->companion));
 }
