@@ -41,8 +41,11 @@ func (s *Suspension) prepareAgents(ctx context.Context) error {
 	if len(stoppedBefore(s.Targets)) > 0 {
 		return nil
 	}
-	ctx, cancel := context.WithTimeout(ctx, s.Config.Lock.Try)
-	defer cancel()
+	if !s.serves() {
+		var cancel func()
+		ctx, cancel = context.WithTimeout(ctx, s.Config.Lock.Try)
+		defer cancel()
+	}
 	err := Parallel(s.Targets, func(t *Target) error {
 		a, err := agent.Find(t.Process)
 		if err == nil && a == nil {
