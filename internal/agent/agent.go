@@ -71,6 +71,7 @@ const (
 var (
 	ErrBusy    = errors.New("a thread of the program was stopped in the library")
 	ErrNothing = errors.New("there is too little memory for the library to move")
+	ErrGiving  = errors.New("memory is on its way to another process, which is opening it")
 )
 
 // ResultError is a CUresult with which a command has failed.
@@ -85,7 +86,7 @@ func (e *ResultError) Error() string {
 
 // Answered reports whether an error of [Agent.Do] is the agent's own, which has done with the command.
 func Answered(err error) bool {
-	return errors.Is(err, ErrBusy) || errors.Is(err, ErrNothing) || errors.As(err, new(*ResultError))
+	return errors.Is(err, ErrBusy) || errors.Is(err, ErrNothing) || errors.Is(err, ErrGiving) || errors.As(err, new(*ResultError))
 }
 
 // mailbox is struct mailbox of agent.c.
@@ -417,6 +418,8 @@ func (a *Agent) Do(ctx context.Context, c Command) error {
 		return ErrBusy
 	case -2:
 		return ErrNothing
+	case -3:
+		return ErrGiving
 	}
 	return &ResultError{c, box.Result}
 }

@@ -454,7 +454,7 @@ func (b *wayBack) holdAgain(ctx context.Context) error {
 func (b *wayBack) openGates(ctx context.Context) error {
 	return b.parallel(func(t *Target) error {
 		status, err := t.findAgent()
-		if err == nil && status != (agent.Status{}) {
+		if err == nil && t.agent != nil && (status.Closed || status.Busy || status.State != agent.Idle) {
 			err = t.agent.Do(ctx, agent.Finish)
 		}
 		if err != nil && t.Exiting() {

@@ -70,7 +70,7 @@ func (s *Suspension) list(ctx context.Context, targets []*Target) (listed []*Tar
 	done := make([]bool, len(targets))
 	err = ParallelUpTo(len(targets), len(targets), func(i int) error {
 		err := s.tell(ctx, targets[i], agent.List)
-		if done[i] = err == nil; agent.Answered(err) {
+		if done[i] = err == nil; agent.Answered(err) && !errors.Is(err, agent.ErrGiving) {
 			s.Log.Debug("what a process shares is not known", "pid", targets[i].PID, "reason", err)
 			return nil
 		}

@@ -508,3 +508,36 @@ func TestTheWatcherIsKilledWhenTheDriverHasRestored(t *testing.T) {
 		job.Check()
 	})
 }
+
+// TestAStoppedJobHasTheLibrary: nothing is asked of that, and it is stopped as before.
+func TestAStoppedJobHasTheLibrary(t *testing.T) {
+	testenv.Simulated(t, func(t *testing.T) {
+		host := testenv.NewHost(t, 1, "--mib-per-gpu", "400")
+		job := startWithGuest(t, host)
+		stop := func() {
+			if err := unix.Kill(job.MustStatus(0).PID, unix.SIGSTOP); err != nil {
+				t.Fatal(err)
+			}
+		}
+		goesOn := func() {
+			if err := unix.Kill(job.MustStatus(0).PID, unix.SIGCONT); err != nil {
+				t.Fatal(err)
+			}
+			job.Runs()
+			job.Check()
+		}
+		stop()
+		if run := host.TryDump(job, testenv.NewImages(t), "-R"); run.Err != nil {
+			t.Fatalf("criu dump: %v\n%s", run.Err, run.Lines())
+		}
+		host.WaitOutcome("running")
+		goesOn()
+		stop()
+		images := testenv.NewImages(t)
+		if run := host.TryDump(job, images); run.Err != nil {
+			t.Fatalf("criu dump: %v\n%s", run.Err, run.Lines())
+		}
+		host.Restore(images)
+		goesOn()
+	})
+}

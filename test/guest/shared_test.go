@@ -7,6 +7,8 @@ import (
 	"strings"
 	"testing"
 
+	"golang.org/x/sys/unix"
+
 	"cucriu/hooks/preflight"
 	"cucriu/internal/testenv"
 )
@@ -234,4 +236,26 @@ func TestSomebodyIsKilledInTheMiddleOfAMemory(t *testing.T) {
 			})
 		})
 	}
+}
+
+// TestFewDescriptors: a process that cannot have those that come back in one message is refused, before anything is taken down.
+func TestFewDescriptors(t *testing.T) {
+	testenv.Isolated(t, func(t *testing.T) {
+		host := testenv.NewHost(t, 1, "--mib-per-gpu", "400")
+		fill := `for ((i = 10; i < 200; i++)); do eval "exec $i</dev/null"; done; exec "$@"`
+		host.Setenv("CUCRIU_CONFIG", host.Config(patient))
+		job := host.StartUnder(append([]string{"/bin/bash", "-c", fill, "bash"}, testenv.WithGuest(t)...), 2, "--ipc", "--mib", "64")
+		job.Runs()
+		limit := unix.Rlimit{Cur: 230, Max: 230}
+		if err := unix.Prlimit(job.MustStatus(1).PID, unix.RLIMIT_NOFILE, &limit, nil); err != nil {
+			t.Fatal(err)
+		}
+		run := host.TryDump(job, testenv.NewImages(t), "-R")
+		host.WaitOutcome("running")
+		if run.Err == nil || !strings.Contains(run.Log, "shares device memory") {
+			t.Errorf("criu dump: %v\n%s", run.Err, run.Lines())
+		}
+		job.Runs()
+		job.Check()
+	})
 }

@@ -30,6 +30,7 @@ enum command { PREPARE = 1, CLOSE, OPEN, OUT, IN, FINISH, OUT_KEPT, LET_GO, CONN
 enum state { IDLE, PREPARED, EMPTY };
 
 #define GUEST_BUSY (-1)	   /* a thread of the program was stopped while it had the records */
+#define GUEST_GIVING (-3)  /* memory is on its way to another process */
 #define GUEST_NOTHING (-2) /* there is too little memory for it to be worth while */
 
 #define MOST_COPIERS 16
@@ -365,7 +366,7 @@ static void find_contexts(void)
 		const int d = m->wanted.location.id;
 		unsigned flags;
 		int active = 0;
-		if (d < 0 || d >= MOST_GPUS || contexts[d] || (m->companion && !ordinary_lives(m)))
+		if (d < 0 || d >= MOST_GPUS || contexts[d] || m->opened || (m->companion && !ordinary_lives(m)))
 			continue;
 		if (m->companion)
 			contexts[d] = m->context;
@@ -453,6 +454,10 @@ static int list(void)
 
 	if (!take_records())
 		return GUEST_BUSY;
+	if (ipc_gives()) {
+		parts_give(NULL);
+		return GUEST_GIVING;
+	}
 	find_contexts();
 	listed = true;
 	for (struct memory *m = memory_first(); m && all; m = m->next)

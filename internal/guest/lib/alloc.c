@@ -142,7 +142,7 @@ struct memory *ordinary_begin_end(CUdeviceptr at, bool opened)
 {
 	ALONE;
 	struct memory *m = ordinary_at(at);
-	if (!m || m->mappings->at != at || !m->opened == opened || m->ending || is_stale(m))
+	if (!m || m->mappings->at != at || !m->opened == opened || m->opened > 1 || m->ending || is_stale(m))
 		return NULL;
 	m->ending = true;
 	return m;

@@ -18,5 +18,7 @@ CUresult ordinary_end(struct memory *m, CUresult freed);
 
 /* By which others ask for what this process has given: ipc.c. */
 const char *ipc_name(void);
+/* Another process is connected, to open memory of this one: it may have a descriptor already, and no record. */
+bool ipc_gives(void);
 /* A descriptor by which other processes can import memory, or -1. For who has the records for himself. */
 int ipc_export(struct memory *m);

@@ -40,12 +40,14 @@ struct answer {
 
 /* Of this process: the listener, and behind it who is connected. The thread alone changes them, but for the first. */
 static struct pollfd sockets[65];
+static size_t connections;
 static char own_name[24];
 static bool listening;
 static unsigned long long numbers;
 static pthread_mutex_t opening = PTHREAD_MUTEX_INITIALIZER; /* one opens at a time: a context has one mapping of each memory */
 
 const char *ipc_name(void) { return own_name; }
+bool ipc_gives(void) { return __atomic_load_n(&connections, __ATOMIC_ACQUIRE); }
 
 /* Repeats a call that a signal, a stop or a freeze of the process has interrupted. */
 #define AGAIN(call)                                                                                                    \
@@ -145,6 +147,7 @@ static size_t end_connection(size_t i, size_t count)
 	hang_up(s);
 	memmove(sockets + i, sockets + i + 1, (--count - i) * sizeof *sockets);
 	sockets[count].fd = -1;
+	__atomic_store_n(&connections, count - 1, __ATOMIC_RELEASE);
 	return count;
 }
 
@@ -161,6 +164,7 @@ static size_t admit(int s, size_t count)
 	if (count == sizeof sockets / sizeof *sockets)
 		count = end_connection(1, count);
 	sockets[count] = (struct pollfd){.fd = s, .events = POLLIN};
+	__atomic_store_n(&connections, count, __ATOMIC_RELEASE);
 	return count + 1;
 }
 
@@ -192,6 +196,7 @@ void ipc_in_a_child(void)
 		if (sockets[i].fd > 0)
 			close(sockets[i].fd);
 	memset(sockets, 0, sizeof sockets);
+	connections = 0;
 	listening = false;
 	opening = (pthread_mutex_t)PTHREAD_MUTEX_INITIALIZER;
 }
@@ -278,7 +283,9 @@ int ipc_export(struct memory *m)
 /* Is a descriptor one of those? The file cannot change any more. */
 static bool read_ticket(int fd, struct ticket *t)
 {
-	return fcntl(fd, F_GET_SEALS) == SEALS && pread(fd, t, sizeof *t, 0) == sizeof *t && !memcmp(t->magic, MAGIC, sizeof t->magic);
+	int seals = fcntl(fd, F_GET_SEALS); /* the kernel may add one */
+
+	return seals >= 0 && (seals & SEALS) == SEALS && pread(fd, t, sizeof *t, 0) == sizeof *t && !memcmp(t->magic, MAGIC, sizeof t->magic);
 }
 
 CUresult cuIpcGetMemHandle(struct ipc *out, CUdeviceptr at)
@@ -469,15 +476,26 @@ static bool close_one(CUdeviceptr at)
 	return true;
 }
 
+static bool is_opened(CUdeviceptr at)
+{
+	ALONE;
+	struct memory *m = ordinary_at(at);
+	return m && m->mappings->at == at && m->opened > 1 && !m->ending;
+}
+
 CUresult cuIpcCloseMemHandle(CUdeviceptr at)
 {
 	struct memory *m;
 
 	if (!driver_known())
 		return CUDA_ERROR_NOT_INITIALIZED;
-	if (!driver_forked() && close_one(at))
-		return CUDA_SUCCESS;
-	if (driver_forked() || !(m = ordinary_begin_end(at, true)))
-		return unserved(driver.cuIpcCloseMemHandle(at), -1);
-	return ordinary_end(m, driver.cuMemFree_v2(m->companion));
+	while (!driver_forked()) {
+		if (close_one(at))
+			return CUDA_SUCCESS;
+		if ((m = ordinary_begin_end(at, true)))
+			return ordinary_end(m, driver.cuMemFree_v2(m->companion));
+		if (!is_opened(at))
+			break; /* else it was opened once more in between */
+	}
+	return unserved(driver.cuIpcCloseMemHandle(at), -1);
 }

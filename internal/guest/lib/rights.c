@@ -85,6 +85,30 @@ size_t rights_receive(void *data, size_t size, int *list)
 	return 0;
 }
 
+bool rights_try(void)
+{
+	int list[BATCH];
+	char byte = 0;
+	struct outgoing o = {.data = &byte, .size = 1};
+	size_t n = 0;
+
+	if (rights_open() < 0)
+		return false;
+	while (o.count < BATCH)
+		o.list[o.count++] = ours;
+	if (send_message(&o)) {
+		hang_up(&ours);
+		ours = theirs;
+		theirs = -1;
+		n = rights_receive(&byte, 1, list);
+	}
+	const bool all = n == BATCH;
+	while (n)
+		close(list[--n]);
+	rights_hang_up();
+	return all;
+}
+
 bool rights_take(void)
 {
 	int list[BATCH];

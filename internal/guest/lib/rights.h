@@ -11,6 +11,8 @@ int rights_open(void);
 int rights_leave(bool with);
 /* In place of the own end: the socket that was sent through it. */
 bool rights_take(void);
+/* Reports whether this process can have as many descriptors more as come in a message. */
+bool rights_try(void);
 void rights_hang_up(void);
 
 /* A message that is being made. */

@@ -70,6 +70,11 @@ bool share_try(void)
 {
 	bool all = true;
 
+	for (const struct memory *m = memory_first(); m && all; m = m->next)
+		if (share_is(m) && m->opened) {
+			all = rights_try();
+			break;
+		}
 	for (uint64_t from = 0, count = 1; count && all; from += count) {
 		all = share_give(from, &count) >= 0;
 		rights_hang_up();
@@ -112,6 +117,8 @@ CUresult share_take(CUresult (*put_up)(struct memory *m))
 	CUresult r = rights_take() ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
 
 	n = r ? 0 : rights_receive(&given, sizeof given, list);
+	if (!n)
+		r = CUDA_ERROR_OPERATING_SYSTEM; /* a message came, and some of its descriptors may not be had */
 	for (size_t i = 0; i < n && !r; i++)
 		for (struct memory *m = memory_first(); m && !r; m = m->next)
 			if (waits_for(m, given.owner, given.which[i].memory))

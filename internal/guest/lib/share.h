@@ -29,7 +29,7 @@ bool share_is(const struct memory *m);
  * It is only as many as fit into a message, because the kernel allows a user few descriptors that are on their way.
  */
 int share_give(uint64_t from, uint64_t *given);
-/* Reports whether there can be descriptors of all of it. */
+/* Reports whether there can be descriptors of all of it, and others can be had of what was opened. */
 bool share_try(void);
 /* What was opened, and is in the socket that was sent here, gets parts again. When it has all, PUT_UP maps it. */
 CUresult share_take(CUresult (*put_up)(struct memory *m));

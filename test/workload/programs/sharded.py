@@ -60,7 +60,7 @@ def main():
         dist.all_reduce(sums)
         sums.mul_(0.5).add_(1e-3 * (rank + 1))
 
-    replay = reduce
+    replay, graph = reduce, None
     if device.type == "cuda":
         reduce()
         torch.cuda.synchronize()
@@ -85,6 +85,8 @@ def main():
         for step, (loss, total) in enumerate(losses, 1):
             say(f"step rank-{rank}-{step} {loss.item().hex()} {total.item().hex()}")
     dist.barrier()
+    if graph:
+        graph.reset()  # else the communicator waits for it without end
     dist.destroy_process_group()
     if rank == 0:
         say("done")
