@@ -89,7 +89,7 @@ var walks = map[string][]step{
 		{line: "cucriu check"},
 		{line: "cucriu check -t PID -D DIR"},
 		{line: "cucriu check -D DIR", before: "cucriu dump -t PID -D DIR"},
-		{line: "NCCL_P2P_DISABLE=1 NCCL_SHM_DISABLE=1 cucriu run --no-checkpoints -- torchrun …"},
+		{line: "cucriu run --dir /shared/jobs/train -- torchrun …"},
 		{line: "criu check", only: "cucriu check runs it"},
 		{line: "cucriu resume -p PID", before: "cucriu restore -D DIR && cucriu suspend -p PID"},
 		{line: "cucriu map -D DIR"},
