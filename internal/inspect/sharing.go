@@ -34,7 +34,7 @@ func Losses(driver *cudackpt.Driver, runDir string, processes []Process, served 
 
 // isServed reports whether a process has a library that takes down what it shares with others that have it, too.
 func isServed(p Process) bool {
-	if p.Stopped {
+	if p.Stopped { // nothing is asked of its library
 		return false
 	}
 	process, err := proc.Reopen(p.Ident)

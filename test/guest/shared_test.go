@@ -1,7 +1,12 @@
 package guest
 
 import (
+	"encoding/binary"
 	"fmt"
+	"net"
+	"os"
+	"path/filepath"
+	"regexp"
 	"slices"
 	"strconv"
 	"strings"
@@ -156,13 +161,7 @@ func TestTheLibraryOfOneCannotMoveItsMemory(t *testing.T) {
 				host := testenv.NewHost(t, 2, "--mib-per-gpu", "400")
 				job := startSharing(t, host, sharers["handles"]...)
 				host.Faults(fmt.Sprintf("lock return 600 skip 2 pid %d times 1", job.MustStatus(i).PID)) // when the process stands
-				run := host.TryDump(job, testenv.NewImages(t), "-R")
-				host.WaitOutcome("running")
-				if run.Err == nil || !strings.Contains(run.Log, "a call to the driver did not return") {
-					t.Errorf("criu dump: %v\n%s", run.Err, run.Lines())
-				}
-				job.Runs()
-				job.Check()
+				goesOnUndumped(t, host, job, "a call to the driver did not return")
 			})
 		})
 	}
@@ -250,12 +249,60 @@ func TestFewDescriptors(t *testing.T) {
 		if err := unix.Prlimit(job.MustStatus(1).PID, unix.RLIMIT_NOFILE, &limit, nil); err != nil {
 			t.Fatal(err)
 		}
-		run := host.TryDump(job, testenv.NewImages(t), "-R")
-		host.WaitOutcome("running")
-		if run.Err == nil || !strings.Contains(run.Log, "shares device memory") {
-			t.Errorf("criu dump: %v\n%s", run.Err, run.Lines())
+		goesOnUndumped(t, host, job, "shares device memory")
+	})
+}
+
+// TestMemoryIsOnItsWay to a process that has a descriptor of it and has not opened it, so nobody could tell whose it is.
+func TestMemoryIsOnItsWay(t *testing.T) {
+	testenv.Isolated(t, func(t *testing.T) {
+		host := testenv.NewHost(t, 1, "--mib-per-gpu", "400")
+		job := startSharing(t, host, "--ipc", "--mib", "32")
+		sockets := func() (names []string) { // other jobs have some, too
+			table, err := os.ReadFile("/proc/net/unix")
+			if err != nil {
+				t.Fatal(err)
+			}
+			open, _ := filepath.Glob(fmt.Sprintf("/proc/%d/fd/*", job.MustStatus(0).PID))
+			for _, fd := range open {
+				target, _ := os.Readlink(fd)
+				inode := strings.TrimSuffix(strings.TrimPrefix(target, "socket:["), "]")
+				if line := regexp.MustCompile(`(?m) ` + regexp.QuoteMeta(inode) + ` (@cucriu-guest-\w+)$`).FindStringSubmatch(string(table)); line != nil {
+					names = append(names, line[1])
+				}
+			}
+			return names
 		}
+		opener, err := net.DialUnix("unixpacket", nil, &net.UnixAddr{Net: "unixpacket", Name: sockets()[0]})
+		if err != nil {
+			t.Fatal(err)
+		}
+		request := binary.LittleEndian.AppendUint64(binary.LittleEndian.AppendUint64(nil, 1), 0) // the first memory that it gave, part 0
+		answer, descriptor := make([]byte, 16), make([]byte, 64)
+		if _, err := opener.Write(request); err != nil {
+			t.Fatal(err)
+		}
+		if _, n, _, _, err := opener.ReadMsgUnix(answer, descriptor); err != nil || n == 0 {
+			t.Fatalf("no descriptor came: %v, answer %v", err, answer)
+		}
+		goesOnUndumped(t, host, job, "on its way to another process")
+		opener.Close()
+		testenv.Eventually(t, testenv.Soon, "the owner has hung up", func() bool { return len(sockets()) == 1 })
+		moved(t, host, host.TryDump(job, testenv.NewImages(t), "-R"))
+		host.WaitOutcome("running")
 		job.Runs()
 		job.Check()
 	})
+}
+
+// goesOnUndumped: a dump fails for a reason, and the job goes on.
+func goesOnUndumped(t *testing.T, host *testenv.Host, job *testenv.Job, says string) {
+	t.Helper()
+	run := host.TryDump(job, testenv.NewImages(t), "-R")
+	host.WaitOutcome("running")
+	if run.Err == nil || !strings.Contains(run.Log, says) {
+		t.Errorf("criu dump: %v\n%s", run.Err, run.Lines())
+	}
+	job.Runs()
+	job.Check()
 }

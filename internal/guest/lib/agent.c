@@ -30,8 +30,8 @@ enum command { PREPARE = 1, CLOSE, OPEN, OUT, IN, FINISH, OUT_KEPT, LET_GO, CONN
 enum state { IDLE, PREPARED, EMPTY };
 
 #define GUEST_BUSY (-1)	   /* a thread of the program was stopped while it had the records */
-#define GUEST_GIVING (-3)  /* memory is on its way to another process */
 #define GUEST_NOTHING (-2) /* there is too little memory for it to be worth while */
+#define GUEST_GIVING (-3)  /* memory is on its way to another process */
 
 #define MOST_COPIERS 16
 #define MOST_THREADS (MOST_COPIERS + 1)

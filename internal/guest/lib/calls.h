@@ -7,8 +7,8 @@
  *   cuMemGetAllocationPropertiesFromHandle
  *                                  all parts under one handle
  *   cuMemExportToShareableHandle, cuMemImportFromShareableHandle
- *                                  on request, what processes share is known, and can be taken down (ipc.c)
- *   cuDeviceGetAttribute           on request, devices have neither multicast nor fabric handles: neither could be put up again (ipc.c)
+ *                                  what processes share is known, and can be taken down (ipc.c)
+ *   cuDeviceGetAttribute           devices have neither multicast nor fabric handles: neither could be put up again (ipc.c)
  *   cuMemExportToShareableHandle, cuMulticastBindMem, cuMulticastBindAddr, cuMemMapArrayAsync
  *                                  what takes one allocation gets one: the memory is made whole
  *   cuMemGetAddressRange, cuPointerGetAttribute, cuPointerGetAttributes
