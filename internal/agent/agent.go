@@ -215,18 +215,25 @@ func mailboxIn(path string) (offset uint64, err error) {
 	return 0, elf.ErrNoSymbols
 }
 
+// endOf returns where what a version's mailbox has ends.
+func endOf(v int) int {
+	end := binary.Size(mailbox{})
+	for _, since := range []any{mailboxSince2{}, mailboxSince3{}, mailboxSince4{}, mailboxSince5{}}[v-1:] {
+		end -= binary.Size(since)
+	}
+	return end
+}
+
 func (a *Agent) read() (box mailbox, err error) {
-	data := make([]byte, binary.Size(box))
-	read := 0
-	since := []int{binary.Size(box.mailboxSince2), binary.Size(box.mailboxSince3), binary.Size(box.mailboxSince4), binary.Size(box.mailboxSince5)}
-	for v, size := range slices.Concat([]int{len(data) - since[0] - since[1] - since[2] - since[3]}, since) {
-		if v > 0 && int(binary.LittleEndian.Uint32(data[versionOffset:])) <= v {
+	data := make([]byte, endOf(version))
+	for v, read := 1, 0; v <= version; v++ {
+		if v > 1 && int(binary.LittleEndian.Uint32(data[versionOffset:])) < v {
 			break
 		}
-		if err = a.process.ReadMemory(data[read:read+size], a.address+uint64(read)); err != nil {
+		if err = a.process.ReadMemory(data[read:endOf(v)], a.address+uint64(read)); err != nil {
 			break
 		}
-		read += size
+		read = endOf(v)
 	}
 	if err == nil {
 		err = binary.Read(bytes.NewReader(data), binary.LittleEndian, &box)
@@ -313,7 +320,7 @@ func (a *Agent) Compare(generation, base uint64, of proc.Range, copyAll bool) er
 	if err != nil {
 		return err
 	}
-	return a.process.WriteMemory(data, a.address+uint64(binary.Size(box)-binary.Size(box.mailboxSince5)-binary.Size(box.mailboxSince4)-binary.Size(h)))
+	return a.process.WriteMemory(data, a.address+uint64(endOf(3)-binary.Size(h)))
 }
 
 // mostSlices is how many slices a process can have: 1 TiB at least.

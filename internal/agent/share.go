@@ -44,10 +44,9 @@ func (a *Agent) Links() ([]Link, error) {
 
 // GiveFrom has the next [Give] begin with a part, as they are counted over all memory that was given.
 func (a *Agent) GiveFrom(part uint64) error {
-	box, err := a.read()
-	if err != nil {
+	if _, err := a.read(); err != nil {
 		return err
 	}
 	const behind = 16 // From and Given
-	return a.process.WriteMemory(binary.LittleEndian.AppendUint64(nil, part), a.address+uint64(binary.Size(box)-binary.Size(box.mailboxSince5)-behind))
+	return a.process.WriteMemory(binary.LittleEndian.AppendUint64(nil, part), a.address+uint64(endOf(4)-behind))
 }

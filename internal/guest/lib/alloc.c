@@ -138,11 +138,17 @@ struct memory *ordinary_at(CUdeviceptr at)
 	return m && m->companion ? m : NULL;
 }
 
-struct memory *ordinary_begin_end(CUdeviceptr at, bool opened)
+struct memory *ordinary_begin_end(CUdeviceptr at, bool opened, bool *stays)
 {
 	ALONE;
 	struct memory *m = ordinary_at(at);
-	if (!m || m->mappings->at != at || !m->opened == opened || m->opened > 1 || m->ending || is_stale(m))
+	if (!m || m->mappings->at != at || !m->opened == opened)
+		return NULL;
+	if (opened && (*stays = m->opened > 1)) {
+		m->opened--;
+		return NULL;
+	}
+	if (m->ending || is_stale(m))
 		return NULL;
 	m->ending = true;
 	return m;
@@ -167,7 +173,7 @@ CUresult cuMemFree_v2(CUdeviceptr at)
 
 	if (!driver_known())
 		return CUDA_ERROR_NOT_INITIALIZED;
-	if (driver_forked() || !(m = ordinary_begin_end(at, false)))
+	if (driver_forked() || !(m = ordinary_begin_end(at, false, NULL)))
 		return driver.cuMemFree_v2(at);
 	return ordinary_end(m, driver.cuMemFree_v2(m->companion));
 }
@@ -186,7 +192,7 @@ static CUresult free_in_order(CUdeviceptr at, void *stream, CUresult (*call)(CUd
 	int capturing = 0;
 	CUresult r;
 
-	if (driver_forked() || !is_ordinary(at) || driver.cuStreamIsCapturing(which, &capturing) || capturing || !(m = ordinary_begin_end(at, false)))
+	if (driver_forked() || !is_ordinary(at) || driver.cuStreamIsCapturing(which, &capturing) || capturing || !(m = ordinary_begin_end(at, false, NULL)))
 		return call(at, stream);
 	if (!(r = driver.cuStreamSynchronize(which)))
 		r = call(m->companion, stream);

@@ -11,8 +11,8 @@ struct memory *ordinary_at(CUdeviceptr at);
 /* Whether the companion is there, and so the context: the driver reads that of one that has ended, and crashes. */
 bool ordinary_lives(const struct memory *m);
 
-/* The memory that begins at an address, marked as ending. NULL: there is none, or another thread ends it. */
-struct memory *ordinary_begin_end(CUdeviceptr at, bool opened);
+/* The memory that begins at an address, marked as ending. NULL: there is none, or another thread ends it. If it was OPENED more than once it STAYS. */
+struct memory *ordinary_begin_end(CUdeviceptr at, bool opened, bool *stays);
 /* FREED is what the driver answered when the companion was given back. If it did not let it go now, the memory stays. */
 CUresult ordinary_end(struct memory *m, CUresult freed);
 

@@ -465,37 +465,14 @@ CUresult cuIpcOpenMemHandle_v2(CUdeviceptr *out, struct ipc handle, unsigned fla
 	return driver_known() ? open_handle(out, &handle, flags, driver.cuIpcOpenMemHandle_v2) : CUDA_ERROR_NOT_INITIALIZED;
 }
 
-/* Closes one of several. */
-static bool close_one(CUdeviceptr at)
-{
-	ALONE;
-	struct memory *m = ordinary_at(at);
-	if (!m || m->mappings->at != at || m->opened < 2)
-		return false;
-	m->opened--;
-	return true;
-}
-
-static bool is_opened(CUdeviceptr at)
-{
-	ALONE;
-	struct memory *m = ordinary_at(at);
-	return m && m->mappings->at == at && m->opened > 1 && !m->ending;
-}
-
 CUresult cuIpcCloseMemHandle(CUdeviceptr at)
 {
-	struct memory *m;
+	bool stays = false;
 
 	if (!driver_known())
 		return CUDA_ERROR_NOT_INITIALIZED;
-	while (!driver_forked()) {
-		if (close_one(at))
-			return CUDA_SUCCESS;
-		if ((m = ordinary_begin_end(at, true)))
-			return ordinary_end(m, driver.cuMemFree_v2(m->companion));
-		if (!is_opened(at))
-			break; /* else it was opened once more in between */
-	}
-	return unserved(driver.cuIpcCloseMemHandle(at), -1);
+	struct memory *m = driver_forked() ? NULL : ordinary_begin_end(at, true, &stays);
+	if (m)
+		return ordinary_end(m, driver.cuMemFree_v2(m->companion));
+	return stays ? CUDA_SUCCESS : unserved(driver.cuIpcCloseMemHandle(at), -1);
 }
