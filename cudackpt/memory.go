@@ -61,6 +61,19 @@ func (d *Driver) ProcessMemory(ctx context.Context, pid int) (map[UUID]uint64, e
 	return held, nil
 }
 
+// ContextsOn asks NVML which processes have a context on a GPU. It returns their pids in the initial pid
+// namespace, in no order; none in some virtual machines and containers, where the driver does not tell.
+func (d *Driver) ContextsOn(ctx context.Context, gpu UUID) (pids []int, err error) {
+	err = d.withNVML(ctx, "nvmlDeviceGetComputeRunningProcesses_v3", func() error {
+		list, err := d.nvml.computeProcesses(gpu)
+		for _, process := range list {
+			pids = append(pids, int(process.pid))
+		}
+		return err
+	})
+	return pids, err
+}
+
 // sumFor adds up what pid holds in the list of one GPU. ok says whether the pid is in it.
 func sumFor(list []nvmlProcessInfo, pid int) (bytes uint64, ok bool) {
 	for _, process := range list {

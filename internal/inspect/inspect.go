@@ -145,7 +145,7 @@ func (s *snapshot) askDriver(ctx context.Context, runDir string, prefetched *Pre
 		in.kernel = askKernel(driver, runDir, in.Processes)
 	}
 	losses, err := s.lossFindings(in.kernel, in.Processes, isServed)
-	in.Findings = slices.Concat(in.Findings, losses, wayBackFindings(ctx, driver, in.Processes))
+	in.Findings = slices.Concat(in.Findings, losses, wayBackFindings(ctx, driver, in.Processes), neighborFindings(ctx, driver, in.Processes))
 	return in, gone, err
 }
 
@@ -156,7 +156,7 @@ func Named(ctx context.Context, driver *cudackpt.Driver, runDir string, processe
 		return nil, err
 	}
 	losses, err := Losses(driver, runDir, processes, isServed)
-	return slices.Concat(DifferentGPUs(processes), losses, wayBackFindings(ctx, driver, processes)), err
+	return slices.Concat(DifferentGPUs(processes), losses, wayBackFindings(ctx, driver, processes), neighborFindings(ctx, driver, processes)), err
 }
 
 // Inspected is what was found about one process, and its use of the NVIDIA driver.

@@ -170,3 +170,21 @@ func TestTheGPUIsFull(t *testing.T) {
 		job.Check()
 	})
 }
+
+// TestAnotherProgramUsesAGPUOfRanks: what the driver has restored keeps a GPU for as long as a kernel runs, and those of ranks wait for
+// other ranks.
+func TestAnotherProgramUsesAGPUOfRanks(t *testing.T) {
+	testenv.Simulated(t, func(t *testing.T) {
+		host := testenv.NewHost(t, 2)
+		job, other := host.Start(2, "--ranks", "2", "--gpus", "0,1"), host.Start(1)
+		testenv.Refused(t, host, job, preflight.FindingGPUInUse, testenv.NewImages(t))
+		job.Runs()
+		testenv.Exits(t, host, 0, "dump", "-t", job.Root(), "-D", testenv.NewImages(t), "--force", preflight.FindingGPUInUse, "-R")
+		host.Restore(host.Dump(other)) // no rank
+		other.Runs()
+		other.Kill()
+		host.Restore(host.Dump(job))
+		job.Runs()
+		job.Check()
+	})
+}

@@ -51,7 +51,7 @@ func TestOnGPUsTraining(t *testing.T) {
 	}{
 		"one process": {eachHasOne, nil, "python3 %s/train.py --workers 2 --epochs 2 --batches 200 --pause 0.05", 400},
 		"two ranks over NVLink": {all, []string{
-			"LD_PRELOAD=" + testenv.Guest(t), "NCCL_CUMEM_HOST_ENABLE=0", "NCCL_SOCKET_IFNAME=lo", "GLOO_SOCKET_IFNAME=lo", "USE_LIBUV=0", // which has an io_uring
+			"LD_PRELOAD=" + testenv.Guest(t), "NCCL_CUMEM_HOST_ENABLE=0", "NCCL_SOCKET_IFNAME=lo", "GLOO_SOCKET_IFNAME=lo",
 		}, "torchrun --nproc-per-node 2 --master-addr 127.0.0.1 %s/ranks.py --steps 400", 800},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -62,9 +62,14 @@ func TestOnGPUsTraining(t *testing.T) {
 				if err != nil {
 					t.Fatal(err)
 				}
-				w := p.A.StartProgram("sh", "-c", command, "sh")
+				w := p.A.StartProgram("cucriu", "run", "--no-checkpoints", "--pidfile", "/tmp/training.pid", "--", "sh", "-c", `exec >"$1/log" 2>&1; `+command, "sh") // torchrun has no io_uring then
+				testenv.Eventually(t, testenv.Soon, "the training has begun", func() bool {
+					pid, _ := os.ReadFile(p.A.Path("/tmp/training.pid"))
+					w.PID, err = strconv.Atoi(strings.TrimSpace(string(pid)))
+					return err == nil
+				})
 				output := func(on *hosts.Host) string {
-					data, _ := os.ReadFile(on.Path(filepath.Join(w.Dir, "output")))
+					data, _ := os.ReadFile(on.Path(filepath.Join(w.Dir, "log")))
 					return string(data)
 				}
 				steps := func(on *hosts.Host) int { return strings.Count(output(on), "step ") }

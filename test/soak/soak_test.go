@@ -65,7 +65,7 @@ type soak struct {
 func newSoak(t *testing.T, o options) *soak {
 	t.Helper()
 	s := &soak{options: o, t: t, host: testenv.NewHost(t, 2, "--mib-per-gpu", "512"), dir: t.TempDir(), begun: time.Now(), counts: make(map[string]int)}
-	s.host.Setenv("CUCRIU_CONFIG", s.host.Config("version: 1\nlock: {timeout: 2s, try: 500ms}\n"))
+	s.host.Setenv("CUCRIU_CONFIG", s.host.Config("version: 1\nlock: {timeout: 2s, try: 500ms}\nforce: [gpu-in-use]\n"))
 	s.driver = s.host.Driver()
 	// The first criu on a machine tries the kernel with children that stop themselves, and hangs if somebody else continues one
 	// ([soak.continueFromOutside]). It keeps what it has found for the others.
