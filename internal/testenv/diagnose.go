@@ -25,7 +25,7 @@ func (h *Host) diagnose() {
 	time.Sleep(time.Second)
 	logs, _ := filepath.Glob(filepath.Join(h.RunDir, "sessions", "*", "watcher.log"))
 	for _, file := range logs {
-		if log, _ := os.ReadFile(file); strings.Contains(string(log), "SIGQUIT") {
+		if log, _ := os.ReadFile(file); len(log) > 0 {
 			h.t.Logf("%s\n%s", file, log)
 		}
 	}

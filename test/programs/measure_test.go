@@ -89,6 +89,7 @@ func (b *bench) measure(t *testing.T, p program) {
 // observe does it, and writes down what it sees.
 func (b *bench) observe(t *testing.T, p program, m *measurement) {
 	host := b.host.For(t)
+	host.Setenv("CUCRIU_CONFIG", host.Config("version: 1\nforce: [gpu-in-use]\n")) // by the undisturbed run
 	if p.hasGuest() {
 		host.Setenv("CUCRIU_LOG", "info")
 	}
