@@ -39,8 +39,8 @@ func (s *Session) CloseKeeper() {
 		s.keeper.Close()
 		s.keeper = nil
 	}
-	for pid := range s.kept {
-		s.ForgetKept(pid)
+	for pid := range s.kept.Range {
+		s.ForgetKept(pid.(int))
 	}
 }
 
@@ -68,21 +68,21 @@ func (s *Session) TakeKept() error {
 			return err
 		}
 		s.ForgetKept(pid)
-		if s.kept == nil {
-			s.kept = make(map[int]*os.File)
-		}
-		s.kept[pid] = socket
+		s.kept.Store(pid, socket)
 	}
 }
 
 // Kept returns the socket of a process that this program has; nil if it has none.
-func (s *Session) Kept(pid int) *os.File { return s.kept[pid] }
+func (s *Session) Kept(pid int) *os.File {
+	socket, _ := s.kept.Load(pid)
+	file, _ := socket.(*os.File)
+	return file
+}
 
-// ForgetKept closes the socket of a process.
+// ForgetKept closes the socket of a process. Several may do so at the same time.
 func (s *Session) ForgetKept(pid int) {
-	if socket := s.kept[pid]; socket != nil {
-		socket.Close()
-		delete(s.kept, pid)
+	if socket, has := s.kept.LoadAndDelete(pid); has {
+		socket.(*os.File).Close()
 	}
 }
 

@@ -7,6 +7,7 @@ import (
 	"os"
 	"path/filepath"
 	"strconv"
+	"sync"
 	"time"
 
 	"cucriu/cudackpt"
@@ -19,8 +20,8 @@ import (
 type Session struct {
 	*journal.Session
 	Env    *Env
-	keeper *os.File         // nil: the watcher keeps nothing
-	kept   map[int]*os.File // what this program has taken from the watcher
+	keeper *os.File // nil: the watcher keeps nothing
+	kept   sync.Map // what this program has taken from the watcher: *os.File by pid
 }
 
 // These name who spends the time of a phase, beside the stages of criu.
