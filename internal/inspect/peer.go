@@ -72,8 +72,8 @@ func neighborFindings(ctx context.Context, driver *cudackpt.Driver, processes []
 			return !slices.ContainsFunc(processes, func(p Process) bool { return p.PID == pid })
 		}
 		if at := slices.IndexFunc(pids, isOther); err == nil && at >= 0 {
-			return preflight.Findings{preflight.New(preflight.FindingGPUInUse, fmt.Sprintf("%s, outside the dumped tree, uses %v, too: once the job has been restored, that GPU cannot interrupt the job's kernels, "+
-				"and ends them if one waits for another rank for some seconds", processName(pids[at]), gpu), "")}
+			return preflight.Findings{preflight.New(preflight.FindingGPUInUse, processName(pids[at])+", outside the dumped tree, uses a GPU of the ranks, too: "+
+				"once they have been restored, that GPU cannot interrupt their kernels, and ends them if one waits for another rank for some seconds", "")}
 		}
 	}
 	return nil

@@ -180,25 +180,15 @@ func (a *asked) standsStill() {
 	if len(inits) != 1 {
 		a.t.Fatalf("places: %v", inits)
 	}
-	tree, err := proc.Tree(inits[0])
-	if err != nil || len(tree) < 2 {
-		a.t.Fatalf("the tree of the sandbox: %v %v", tree, err)
-	}
-	var job []int // beside it there may be programs of the killed supervisor, which are about to end
-	for _, pid := range tree[1:] {
-		if testenv.CommandLine(pid)[0] == a.command[0] {
-			job = append(job, pid)
-		}
-	}
-	if len(job) == 0 {
-		a.t.Errorf("no process of %v in the sandbox", tree)
-	}
-	for _, pid := range job {
-		if stopped, err := proc.Stopped(pid); err != nil || !stopped {
-			states, _ := proc.ThreadStates(pid)
-			a.t.Errorf("process %d in the sandbox runs: %q %v", pid, states, err)
-		}
-	}
+	// Beside it there may be programs of the killed supervisor, such as a trial restore of the job, which are about to end.
+	testenv.Eventually(a.t, testenv.Soon, "the processes of the job in the sandbox are stopped", func() bool {
+		tree, err := proc.Tree(inits[0])
+		job := slices.DeleteFunc(tree, func(pid int) bool { return testenv.CommandLine(pid)[0] != a.command[0] })
+		return err == nil && len(job) > 0 && !slices.ContainsFunc(job, func(pid int) bool {
+			stopped, err := proc.Stopped(pid)
+			return err != nil || !stopped
+		})
+	})
 }
 
 // gpuBytes is how much GPU memory the processes of the host have.
