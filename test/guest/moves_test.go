@@ -515,9 +515,14 @@ func TestAStoppedJobHasTheLibrary(t *testing.T) {
 		host := testenv.NewHost(t, 1, "--mib-per-gpu", "400")
 		job := startWithGuest(t, host)
 		stop := func() {
-			if err := unix.Kill(job.MustStatus(0).PID, unix.SIGSTOP); err != nil {
+			pid := job.MustStatus(0).PID
+			if err := unix.Kill(pid, unix.SIGSTOP); err != nil {
 				t.Fatal(err)
 			}
+			testenv.Eventually(t, testenv.Soon, "the job is stopped", func() bool { // before the dump begins
+				stopped, err := proc.Stopped(pid)
+				return err == nil && stopped
+			})
 		}
 		goesOn := func() {
 			if err := unix.Kill(job.MustStatus(0).PID, unix.SIGCONT); err != nil {
