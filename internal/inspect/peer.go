@@ -2,7 +2,6 @@ package inspect
 
 import (
 	"bytes"
-	"context"
 	"errors"
 	"fmt"
 	"maps"
@@ -49,34 +48,6 @@ type peerUse struct {
 	newName bool
 	// holdings is what the kernel module says that the process has; nil if it says nothing.
 	holdings *nvrm.Holdings
-}
-
-// neighborFindings refuse ranks with GPUs of their own while another program uses one of these. A GPU interrupts no kernel of a
-// process that the driver has restored (measured on 580.159.04). If one runs for some 4.5 s while another process
-// waits for its turn, the kernel module ends all work of the restored one (Xid 109, CUDA error 719). Kernels of ranks wait for each
-// other: for one that is late, and for one that is stopped by the next dump.
-func neighborFindings(ctx context.Context, driver *cudackpt.Driver, processes []Process) preflight.Findings {
-	used, most := make(map[cudackpt.UUID]bool), 0
-	for _, p := range processes {
-		for gpu := range p.Listed {
-			used[gpu] = true
-		}
-		most = max(most, len(p.Listed))
-	}
-	if most == len(used) { // one process uses them all
-		return nil
-	}
-	for _, gpu := range slices.SortedFunc(maps.Keys(used), cudackpt.UUID.Compare) {
-		pids, err := driver.ContextsOn(ctx, gpu)
-		isOther := func(pid int) bool {
-			return !slices.ContainsFunc(processes, func(p Process) bool { return p.PID == pid })
-		}
-		if at := slices.IndexFunc(pids, isOther); err == nil && at >= 0 {
-			return preflight.Findings{preflight.New(preflight.FindingGPUInUse, processName(pids[at])+", outside the dumped tree, uses a GPU of the ranks, too: "+
-				"once they have been restored, that GPU cannot interrupt their kernels, and ends them if one waits for another rank for some seconds", "")}
-		}
-	}
-	return nil
 }
 
 // peersOf judges processes of which some may have ended.

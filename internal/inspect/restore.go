@@ -119,6 +119,34 @@ func wayBackFindings(ctx context.Context, driver *cudackpt.Driver, processes []P
 	return findings
 }
 
+// neighborFindings refuse ranks with GPUs of their own while another program uses one of these. A GPU interrupts no kernel of a
+// process that the driver has restored (measured on 580.159.04). If one runs for some 4.5 s while another process
+// waits for its turn, the kernel module ends all work of the restored one (Xid 109, CUDA error 719). Kernels of ranks wait for each
+// other: for one that is late, and for one that is stopped by the next dump.
+func neighborFindings(ctx context.Context, driver *cudackpt.Driver, processes []Process) preflight.Findings {
+	used, most := make(map[cudackpt.UUID]bool), 0
+	for _, p := range processes {
+		for gpu := range p.Listed {
+			used[gpu] = true
+		}
+		most = max(most, len(p.Listed))
+	}
+	if most == len(used) { // one process uses them all
+		return nil
+	}
+	isOther := func(pid int) bool {
+		return !slices.ContainsFunc(processes, func(p Process) bool { return p.PID == pid })
+	}
+	for _, gpu := range slices.SortedFunc(maps.Keys(used), cudackpt.UUID.Compare) {
+		pids, err := driver.ContextsOn(ctx, gpu)
+		if at := slices.IndexFunc(pids, isOther); err == nil && at >= 0 {
+			return preflight.Findings{preflight.New(preflight.FindingGPUInUse, partner(processes, pids[at])+" uses a GPU of the ranks, too: "+
+				"once they have been restored, that GPU cannot interrupt their kernels, and ends them if one waits for another rank for some seconds", "")}
+		}
+	}
+	return nil
+}
+
 // memoryError says that a GPU has too little free memory.
 type memoryError struct{ *fault.Explained }
 
