@@ -9,6 +9,7 @@ import (
 	"slices"
 	"strings"
 
+	"cucriu/internal/inspect"
 	"cucriu/internal/journal"
 	"cucriu/internal/proc"
 	"cucriu/internal/session"
@@ -59,17 +60,27 @@ func recoverAll(ctx context.Context, env *session.Env, dirs []string, strict boo
 	return recovered, errors.Join(errs...)
 }
 
-// AtWorkError says who is at work on a session, which [Recover] then leaves alone.
-type AtWorkError struct{ text string }
+// AtWorkError says who is at work on a session, which [Recover] then leaves alone. It is [ErrUnwatched] if that is criu
+// alone: should it fail, nobody brings the processes back.
+type AtWorkError struct {
+	text      string
+	unwatched bool
+}
+
+// ErrUnwatched is what an [AtWorkError] is that names a criu whose watcher has ended.
+var ErrUnwatched = errors.New("no watcher is there")
 
 func (e *AtWorkError) Error() string { return e.text }
 
+// Is reports whether the target is [ErrUnwatched], and the error is, too.
+func (e *AtWorkError) Is(target error) bool { return e.unwatched && target == ErrUnwatched }
+
 // atWork returns an error that says that somebody is at work on the session.
-func atWork(s *journal.Record, who string) error {
+func atWork(s *journal.Record, who string) *AtWorkError {
 	if s.Stuck {
-		return &AtWorkError{"its watcher keeps trying: " + strings.TrimPrefix(s.Message, session.StuckPrefix)}
+		return &AtWorkError{text: "its watcher keeps trying: " + strings.TrimPrefix(s.Message, session.StuckPrefix)}
 	}
-	return &AtWorkError{fmt.Sprintf("%s is working on it (step %s): wait for it, then run cucriu recover again", who, s.Step)}
+	return &AtWorkError{text: fmt.Sprintf("%s is working on it (step %s): wait for it, then run cucriu recover again", who, s.Step)}
 }
 
 // RecoverFirst restores orphaned jobs before another session begins: the job of that session may be
@@ -174,7 +185,9 @@ func owned(ctx context.Context, s *session.Session) (elsewhere bool, err error) 
 		status, _ := proc.ReadStatus(id.PID)
 		who := fmt.Sprintf("process %d (%s)", id.PID, status.Name)
 		if !owner.Exiting() {
-			return false, atWork(&s.Record, who)
+			err := atWork(&s.Record, who)
+			err.unwatched = id == s.Criu && (s.Watcher == nil || !journal.Member{Process: inspect.Process{Ident: *s.Watcher}}.Alive())
+			return false, err
 		}
 		s.Env.Log.Warn("waiting for a killed process to exit", "process", who, "session", s.Name())
 		if err := owner.WaitExit(ctx); err != nil {

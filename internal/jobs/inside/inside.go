@@ -75,9 +75,7 @@ func Serve(ctx context.Context, hook *hooks.Hook, criu string, in io.Reader, out
 		findings, err = checkpoint.CheckDump(ctx, hook, r.Root, "", criu)
 		err = errors.Join(err, hook.Judge(findings).Err(), files.Foresee(ctx, r.Root, r.Files))
 	case Recover:
-		if _, err = watch.Recover(ctx, hook); errors.As(err, new(*watch.AtWorkError)) {
-			err = nil // it restores the job
-		}
+		err = recoverJob(ctx, hook)
 	case Pause:
 		err = pause(ctx, hook, r.Root)
 	case Unpause:
@@ -89,6 +87,25 @@ func Serve(ctx context.Context, hook *hooks.Hook, criu string, in io.Reader, out
 		a.Error, a.Refused, a.NotBack = err.Error(), preflight.Refused(err), errors.Is(err, hooks.ErrNotBack)
 	}
 	return json.NewEncoder(out).Encode(a)
+}
+
+// recoverJob brings the job back if nobody is left who does. Who lives has the files open from which it is restored; but a
+// criu whose dump and watcher were killed is about to fail, and then the files are all that there is.
+func recoverJob(ctx context.Context, hook *hooks.Hook) error {
+	const pause = 20 * time.Millisecond // there is no event to wait for
+	for end := time.Now().Add(hook.Config.Lock.Timeout); ; time.Sleep(pause) {
+		_, err := watch.Recover(ctx, hook)
+		if errors.Is(err, watch.ErrUnwatched) {
+			if ctx.Err() == nil && time.Now().Before(end) {
+				continue
+			}
+			return err
+		}
+		if errors.As(err, new(*watch.AtWorkError)) {
+			return nil
+		}
+		return err
+	}
 }
 
 func dump(ctx context.Context, hook *hooks.Hook, criu string, r Request) (a Answer, err error) {
