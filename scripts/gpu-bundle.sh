@@ -37,7 +37,7 @@ done
 mkdir -p "$new/internal/guest/built"
 cp internal/guest/built/*.so "$new/internal/guest/built/"
 mkdir "$new/scripts"
-for script in common demo clean-exec try-{common,engines,guest,names,preemption,pause,overhead}; do
+for script in common demo clean-exec try-{common,engines,guest,kills,names,preemption,pause,overhead}; do
 	cp "scripts/$script.sh" "$new/scripts/"
 done
 if [[ -d configs ]]; then

@@ -212,20 +212,26 @@ func TestStagingFindings(t *testing.T) {
 }
 
 func TestWhatNVMLDoesNotListHoldsNothingOnlyIfItListsOthers(t *testing.T) {
-	held, none := Process{Listed: map[cudackpt.UUID]uint64{{1}: 518 << 20}}, Process{Listed: map[cudackpt.UUID]uint64{}}
+	held := map[cudackpt.UUID]uint64{{1}: 518 << 20}
+	one, none := Process{Listed: held, MemoryBytes: held}, Process{Listed: map[cudackpt.UUID]uint64{}}
 	for _, test := range []struct {
 		name   string
 		listed []Process
 		want   bool // of the last one
+		warned int  // about so many
 	}{
-		{"beside one that is listed", []Process{held, none}, true},
-		{"alone", []Process{none}, false},
-		{"NVML lists nobody", []Process{none, none}, false},
-		{"NVML did not answer", []Process{held, {}}, false},
-		{"listed", []Process{none, held}, false},
+		{"beside one that is listed", []Process{one, none}, true, 0},
+		{"alone", []Process{none}, false, 1},
+		{"NVML lists nobody", []Process{none, none}, false, 2},
+		{"NVML did not answer", []Process{one, {}}, false, 0}, // which is an error, not a warning
+		{"listed", []Process{none, one}, false, 0},
+		{"listed without a size", []Process{none, {Listed: held}}, false, 1},
 	} {
 		if got := holdsNothing(test.listed, len(test.listed)-1); got != test.want {
 			t.Errorf("%s: %v, want %v", test.name, got, test.want)
+		}
+		if got := memoryFindings(test.listed); len(got) != test.warned {
+			t.Errorf("%s: %d warnings, want %d: %+v", test.name, len(got), test.warned, got)
 		}
 	}
 }

@@ -145,7 +145,7 @@ func (s *snapshot) askDriver(ctx context.Context, runDir string, prefetched *Pre
 		in.kernel = askKernel(driver, runDir, in.Processes)
 	}
 	losses, err := s.lossFindings(in.kernel, in.Processes, isServed)
-	in.Findings = slices.Concat(in.Findings, losses, wayBackFindings(ctx, driver, in.Processes), neighborFindings(ctx, driver, in.Processes))
+	in.Findings = slices.Concat(in.Findings, memoryFindings(in.Processes), losses, wayBackFindings(ctx, driver, in.Processes), neighborFindings(ctx, driver, in.Processes))
 	return in, gone, err
 }
 
@@ -225,15 +225,13 @@ func (l *look) askDriver(ctx context.Context, open func() (*cudackpt.Driver, err
 	findings, err := l.askAbout(ctx, driver, &m)
 	nvml.Wait()
 	p.Findings = append(p.Findings, findings...)
-	switch {
-	case err != nil || m.GPUs == nil:
+	if err != nil || m.GPUs == nil {
 		return p, err
-	case unmeasured != nil:
+	}
+	if unmeasured != nil {
 		f := m.about(preflight.Found(preflight.FindingMemoryUnknown, unmeasured))
 		f.Severity = preflight.SeverityError
 		p.Findings = append(p.Findings, f)
-	case measure:
-		p.Findings = append(p.Findings, m.memoryFinding()...)
 	}
 	p.Process = &m
 	return p, nil

@@ -59,16 +59,20 @@ func (p *Process) StagedBytes() uint64 {
 	return sum
 }
 
-// memoryFinding says that it is not known how much memory the process holds.
-func (p *Process) memoryFinding() preflight.Findings {
-	if p.MemoryBytes != nil {
-		return nil
+// memoryFindings says of which processes it is not known how much memory they hold.
+func memoryFindings(processes []Process) (findings preflight.Findings) {
+	for i := range processes {
+		p := &processes[i]
+		if p.MemoryBytes != nil || p.Listed == nil || holdsNothing(processes, i) { // nil: there is an error about it
+			continue
+		}
+		message := "NVML does not list it: it holds no GPU memory, or NVML cannot see it"
+		if len(p.Listed) > 0 {
+			message = "NVML does not report how much GPU memory it holds"
+		}
+		findings = append(findings, p.about(preflight.New(preflight.FindingMemoryUnknown, message+"; the memory needed for a restore is measured once the checkpoint has moved it to the host, and assumed for every GPU that it sees", "")))
 	}
-	message := "NVML does not list it: it holds no GPU memory, or NVML cannot see it"
-	if len(p.Listed) > 0 {
-		message = "NVML does not report how much GPU memory it holds"
-	}
-	return preflight.Findings{p.about(preflight.New(preflight.FindingMemoryUnknown, message+"; the memory needed for a restore is measured once the checkpoint has moved it to the host, and assumed for every GPU that it sees", ""))}
+	return findings
 }
 
 // askNVML asks NVML how many bytes the process holds on each GPU. It notes what its checkpoint

@@ -7,6 +7,7 @@ import (
 	"encoding/hex"
 	"errors"
 	"fmt"
+	"io/fs"
 	"math"
 	"os"
 	"slices"
@@ -159,7 +160,7 @@ func (d *lanes) openBases() map[int]*base {
 		}
 		bases[p.PID] = &base{b, p.Out}
 	}
-	if err != nil {
+	if err != nil && !errors.Is(err, fs.ErrNotExist) { // it may be of before the job used a GPU
 		d.Log.Warn("the earlier checkpoint cannot be used: all memory is copied", "image", d.stage.Base, "error", err)
 	}
 	return bases

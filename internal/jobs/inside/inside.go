@@ -89,19 +89,18 @@ func Serve(ctx context.Context, hook *hooks.Hook, criu string, in io.Reader, out
 	return json.NewEncoder(out).Encode(a)
 }
 
-// recoverJob brings the job back if nobody is left who does. Who lives has the files open from which it is restored; but a
-// criu whose dump and watcher were killed is about to fail, and then the files are all that there is.
+// recoverJob brings the job back if nobody is left who does. It waits for those who are at work: criu still writes into a
+// directory that is about to be removed. A watcher that stays has open what the job is restored from, but a criu whose dump
+// and watcher were killed is about to fail, and then the files are all that there is.
 func recoverJob(ctx context.Context, hook *hooks.Hook) error {
 	const pause = 20 * time.Millisecond // there is no event to wait for
 	for end := time.Now().Add(hook.Config.Lock.Timeout); ; time.Sleep(pause) {
 		_, err := watch.Recover(ctx, hook)
-		if errors.Is(err, watch.ErrUnwatched) {
-			if ctx.Err() == nil && time.Now().Before(end) {
-				continue
-			}
-			return err
+		isAtWork := errors.As(err, new(*watch.AtWorkError))
+		if isAtWork && ctx.Err() == nil && time.Now().Before(end) {
+			continue
 		}
-		if errors.As(err, new(*watch.AtWorkError)) {
+		if isAtWork && !errors.Is(err, watch.ErrUnwatched) {
 			return nil
 		}
 		return err
