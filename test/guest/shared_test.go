@@ -245,8 +245,13 @@ func TestFewDescriptors(t *testing.T) {
 		host.Setenv("CUCRIU_CONFIG", host.Config(patient))
 		job := host.StartUnder(append([]string{"/bin/bash", "-c", fill, "bash"}, testenv.WithGuest(t)...), 2, "--ipc", "--mib", "64")
 		job.Runs()
-		limit := unix.Rlimit{Cur: 230, Max: 230}
-		if err := unix.Prlimit(job.MustStatus(1).PID, unix.RLIMIT_NOFILE, &limit, nil); err != nil {
+		importer := job.MustStatus(1).PID
+		open, err := filepath.Glob(fmt.Sprintf("/proc/%d/fd/*", importer))
+		if err != nil {
+			t.Fatal(err)
+		}
+		few := uint64(len(open) + 10) // nearly all numbers below are taken
+		if err := unix.Prlimit(importer, unix.RLIMIT_NOFILE, &unix.Rlimit{Cur: few, Max: few}, nil); err != nil {
 			t.Fatal(err)
 		}
 		goesOnUndumped(t, host, job, "shares device memory")

@@ -25,6 +25,7 @@ func table() []program {
 		{name: "the same with four GPUs", command: torchrun("4", "ranks.py"), env: noHostHandles, gpus: 4, want: works, underRun: true, guest: true},
 		{name: "torchrun, NCCL by cuIpc, with the guest, under cucriu run", command: torchrun("2", "ranks.py"), env: append(noHostHandles, "NCCL_CUMEM_ENABLE=0"), gpus: 2, want: refused, finding: "shared-gpu-memory", underRun: true, guest: true},
 		{name: "FSDP and torch.compile, NCCL over NVLink, with the guest, under cucriu run", command: torchrun("2", "sharded.py"), env: noHostHandles, gpus: 2, want: works, underRun: true, guest: true},
+		{name: "PyTorch's symmetric memory, with the guest, under cucriu run", command: torchrun("2", "symmetric.py"), env: noHostHandles, gpus: 2, want: works, underRun: true, guest: true},
 		{name: "GPT-2 behind HTTP, clients connected", command: python("gpt2_server.py"), client: python("gpt2_client.py"), gpus: 1, want: works},
 		{name: "PyTorch Lightning", command: python("lightning_train.py"), gpus: 1, want: works},
 		{name: "model parallel, expandable segments", command: python("model_parallel.py"), env: []string{"PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True"}, gpus: 2, want: works},
