@@ -47,12 +47,13 @@ const (
 	Give                       // put descriptors of what others have into a socket: [Status.Descriptor]
 	Take                       // put up what is in that socket, and was taken down
 	Down                       // take down what other processes own
+	pass                       // let some calls begin although the gate is closed: [Agent.LetThrough]
 )
 
 var names = map[Command]string{
 	Prepare: "prepare", Close: "close", Open: "open", Out: "out", In: "in", Finish: "finish",
 	OutKept: "out, kept", LetGo: "let go", Connect: "connect", InKept: "in, kept",
-	List: "list", Give: "give", Take: "take", Down: "down",
+	List: "list", Give: "give", Take: "take", Down: "down", pass: "let through",
 }
 
 func (c Command) String() string { return names[c] }
@@ -105,6 +106,7 @@ type mailbox struct {
 	mailboxSince3
 	mailboxSince4
 	mailboxSince5
+	mailboxSince6
 }
 
 // mailboxSince2 is what version 2 has more.
@@ -134,6 +136,11 @@ type mailboxSince5 struct {
 	Unserved uint64 // how much memory of other processes it has by the driver alone
 }
 
+// mailboxSince6 is what version 6 has more.
+type mailboxSince6 struct {
+	Passes, _ uint32 // how many calls [pass] lets begin
+}
+
 // hashing is struct hashing of hash.h.
 type hashing struct {
 	Generation, Base uint64
@@ -146,7 +153,7 @@ type hashing struct {
 
 const (
 	symbol        = "cucriu_guest"
-	version       = 5 // and those before: a job keeps the library with which it was started
+	version       = 6 // and those before: a job keeps the library with which it was started
 	versionOffset = 8
 	commandOffset = 12
 )
@@ -218,7 +225,7 @@ func mailboxIn(path string) (offset uint64, err error) {
 // endOf returns where what a version's mailbox has ends.
 func endOf(v int) int {
 	end := binary.Size(mailbox{})
-	for _, since := range []any{mailboxSince2{}, mailboxSince3{}, mailboxSince4{}, mailboxSince5{}}[v-1:] {
+	for _, since := range []any{mailboxSince2{}, mailboxSince3{}, mailboxSince4{}, mailboxSince5{}, mailboxSince6{}}[v-1:] {
 		end -= binary.Size(since)
 	}
 	return end
@@ -451,6 +458,22 @@ func (a *Agent) await(ctx context.Context, c Command, done func(*mailbox) bool) 
 		case <-time.After(pause): // there is no event for what another process writes
 		}
 	}
+}
+
+// LetThrough lets so many calls to the driver begin although the gate is closed, until it is closed again. An older
+// library opens the gate.
+func (a *Agent) LetThrough(ctx context.Context, calls uint32) error {
+	box, err := a.read()
+	if err != nil {
+		return err
+	}
+	if box.Version < 6 {
+		return a.Do(ctx, Open)
+	}
+	if err := a.process.WriteMemory(binary.LittleEndian.AppendUint32(nil, calls), a.address+uint64(endOf(5))); err != nil {
+		return err
+	}
+	return a.Do(ctx, pass)
 }
 
 // wake has the agent look into its mailbox: a thread that has been traced begins its wait anew.

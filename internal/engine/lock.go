@@ -9,6 +9,7 @@ import (
 
 	"cucriu/cudackpt"
 	"cucriu/hooks/preflight"
+	"cucriu/internal/failpoint"
 	"cucriu/internal/inject"
 	"cucriu/internal/inspect"
 	"cucriu/internal/journal"
@@ -133,12 +134,17 @@ func (s *Suspension) UnlockAll(ctx context.Context, timeout time.Duration) error
 // Therefore a process whose lock does not end stays held, and those that are locked are let run until
 // it does, and are locked again at once. If some were too quick for that, they are held next. A held
 // process does not move, so they come closer with every round, until all are level.
+//
+// One that was far ahead would be so again after a millisecond: it may have filled a queue with hundreds of steps. When the
+// others need a little more of it, its library lets single calls through, four times as many with every round.
 type locking struct {
 	*Suspension
 	since      time.Time
 	calls      int
-	pending    map[*Target]bool // whose lock call is under way
-	everLocked map[*Target]bool // those that were locked at some time
+	pending    map[*Target]bool      // whose lock call is under way
+	everLocked map[*Target]bool      // those that were locked at some time
+	held       map[*Target]time.Time // since when those are that the others catch up with
+	steps      map[*Target]uint32    // how many calls those may make at a time that were far ahead
 	answers    chan lockAnswer
 	over       bool // no more calls
 }
@@ -156,13 +162,17 @@ const (
 	// leastTry is the least time from one call to the next. It keeps us from asking a driver that
 	// refuses at once without end.
 	leastTry = 10 * time.Millisecond
+	// farAhead is how long others take to catch up with one that is far ahead of them.
+	farAhead  = 500 * time.Millisecond
+	mostSteps = 1 << 16
 )
 
 // lockAll locks all processes within ctx. After an error the caller must unlock those that are locked.
 func (s *Suspension) lockAll(ctx context.Context) error {
 	l := &locking{
 		Suspension: s, since: time.Now(),
-		pending: make(map[*Target]bool), everLocked: make(map[*Target]bool), answers: make(chan lockAnswer, len(s.Targets)),
+		pending: make(map[*Target]bool), everLocked: make(map[*Target]bool), held: make(map[*Target]time.Time), steps: make(map[*Target]uint32),
+		answers: make(chan lockAnswer, len(s.Targets)),
 	}
 	err := l.level(ctx)
 	l.over = true
@@ -183,18 +193,31 @@ func (l *locking) level(ctx context.Context) error {
 		if err := l.awaitLocks(ctx); err != nil || len(l.unlocked()) == 0 {
 			return err
 		}
-		l.Log.Debug("GPU work of some is still in flight: they are held, and the others run until they are locked", "round", round, "held", PidsOf(l.unlocked()))
-		if err := l.unlockAllLocked(ctx); err != nil {
-			return err
-		}
-		caughtUp, err := l.catchUp(ctx, window)
+		held := l.unlocked()
+		stepping, err := l.letRun(ctx, held)
 		if err != nil {
 			return err
 		}
-		if caughtUp {
+		run := window
+		if len(stepping) > 0 {
+			run = min(time.Duration(l.steps[stepping[0]])*time.Millisecond, l.Config.Lock.Try)
+		}
+		l.Log.Debug("GPU work of some is still in flight: they are held, and the others run until they are locked", "round", round,
+			"held", PidsOf(held), "making single calls", PidsOf(stepping), "for at most", run)
+		caughtUp, err := l.catchUp(ctx, run)
+		if err == nil && caughtUp {
+			err = failpoint.Hit(ctx, "caught-up", 0)
+		}
+		if err != nil {
+			return err
+		}
+		switch {
+		case len(stepping) > 0:
+			l.scaleSteps(stepping, caughtUp)
+		case caughtUp:
 			window = max(window/2, time.Millisecond) // but they are not level: take shorter steps
-		} else {
-			window = min(2*window, l.Config.Lock.Try)
+		default:
+			window = min(2*window, max(l.Config.Lock.Try, time.Since(l.since)/2))
 		}
 	}
 }
@@ -231,6 +254,11 @@ func (l *locking) takeAnswer(ctx context.Context, a lockAnswer) error {
 	delete(l.pending, a.Target)
 	if a.gotIt {
 		a.locked, l.everLocked[a.Target] = true, true
+		since, wasHeld := l.held[a.Target]
+		if wasHeld && time.Since(since) > farAhead && a.agent != nil {
+			l.steps[a.Target] = max(l.steps[a.Target], 1)
+		}
+		delete(l.held, a.Target)
 	}
 	if !a.gotIt && a.err == nil && !l.over && ctx.Err() == nil {
 		l.ask(ctx, a.Target)
@@ -265,11 +293,30 @@ func (l *locking) awaitLocks(ctx context.Context) error {
 	return nil
 }
 
-func (l *locking) unlockAllLocked(ctx context.Context) error {
-	locked := slices.DeleteFunc(slices.Clone(l.Targets), func(t *Target) bool { return !t.locked })
-	return Parallel(locked, func(t *Target) error {
-		return t.unlock(context.WithoutCancel(ctx)) // past the deadline too
+// letRun unlocks those that are not held, so that they catch up with the others. It returns those of them that may make
+// single calls only.
+func (l *locking) letRun(ctx context.Context, held []*Target) (stepping []*Target, err error) {
+	for _, t := range held {
+		if l.held[t].IsZero() {
+			l.held[t] = time.Now()
+		}
+	}
+	running := slices.DeleteFunc(slices.Clone(l.Targets), func(t *Target) bool { return !t.locked })
+	stepping = slices.DeleteFunc(slices.Clone(running), func(t *Target) bool { return l.steps[t] == 0 })
+	return stepping, Parallel(running, func(t *Target) error {
+		return t.unlock(context.WithoutCancel(ctx), l.steps[t]) // past the deadline too
 	})
+}
+
+// scaleSteps has those that make single calls make more of them the next time, or fewer.
+func (l *locking) scaleSteps(stepping []*Target, caughtUp bool) {
+	for _, t := range stepping {
+		if caughtUp {
+			l.steps[t] = max(l.steps[t]/4, 1)
+		} else {
+			l.steps[t] = min(4*l.steps[t], mostSteps)
+		}
+	}
 }
 
 // catchUp lets the processes that are not held run until one that is held is locked, or until the

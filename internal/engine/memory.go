@@ -128,10 +128,14 @@ func (s *Suspension) leaveToDriver(ctx context.Context, t *Target, reason error)
 	t.agent = nil
 }
 
-func (t *Target) unlock(ctx context.Context) error {
+// unlock lets a process go on, for so many calls to the driver if that is not 0 and it has the library.
+func (t *Target) unlock(ctx context.Context, calls uint32) error {
 	t.locked = false
 	if err := t.CUDA.Unlock(ctx); err != nil || t.agent == nil {
 		return err
+	}
+	if calls > 0 {
+		return t.agent.LetThrough(ctx, calls)
 	}
 	return t.agent.Do(ctx, agent.Open) // else nobody catches up
 }

@@ -74,6 +74,21 @@ func TestWhatProcessesShareComesBack(t *testing.T) {
 	}
 }
 
+// TestOneIsFarAhead of a rank that is never idle: before anybody sees that they are level, that one has begun its next step.
+func TestOneIsFarAhead(t *testing.T) {
+	testenv.Isolated(t, func(t *testing.T) {
+		host := testenv.NewHost(t, testenv.GPUsUpTo(2))
+		job := startSharing(t, host, "--ranks", "2", "--ahead", "--mib", "16", "--lead", "50", "--busy-ms", "20", "--tick-ms", "1", "--gpus", theGPUs)
+		host.Setenv("CUCRIU_CONFIG", host.Config("version: 1\nlock: {timeout: 100s}\n"))
+		host.Setenv("CUCRIU_LOG", "debug")
+		host.UseFailpoint("caught-up=run " + testenv.Script(t, "sleep 0.3"))
+		moved(t, host, host.TryDump(job, testenv.NewImages(t), "-R"))
+		host.WaitOutcome("running")
+		job.Runs()
+		job.Check()
+	})
+}
+
 // TestSharedMemoryIsSuspended with all processes that have it, or not at all.
 func TestSharedMemoryIsSuspended(t *testing.T) {
 	testenv.Isolated(t, func(t *testing.T) {
@@ -160,7 +175,8 @@ func TestTheLibraryOfOneCannotMoveItsMemory(t *testing.T) {
 			testenv.Simulated(t, func(t *testing.T) {
 				host := testenv.NewHost(t, 2, "--mib-per-gpu", "400")
 				job := startSharing(t, host, sharers["handles"]...)
-				host.Faults(fmt.Sprintf("lock return 600 skip 2 pid %d times 1", job.MustStatus(i).PID)) // when the process stands
+				fault := fmt.Sprintf("lock return 600 pid %d times 1", job.MustStatus(i).PID)
+				host.UseFailpoint("dump.move=run " + testenv.Script(t, fmt.Sprintf("echo '%s' >%s/faults", fault, host.Dir))) // when the process stands
 				goesOnUndumped(t, host, job, "a call to the driver did not return")
 			})
 		})

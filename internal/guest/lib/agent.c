@@ -26,7 +26,7 @@
 #include "keep.h"
 #include "share.h"
 
-enum command { PREPARE = 1, CLOSE, OPEN, OUT, IN, FINISH, OUT_KEPT, LET_GO, CONNECT, IN_KEPT, LIST, GIVE, TAKE, DOWN };
+enum command { PREPARE = 1, CLOSE, OPEN, OUT, IN, FINISH, OUT_KEPT, LET_GO, CONNECT, IN_KEPT, LIST, GIVE, TAKE, DOWN, PASS };
 enum state { IDLE, PREPARED, EMPTY };
 
 #define GUEST_BUSY (-1)	   /* a thread of the program was stopped while it had the records */
@@ -37,7 +37,7 @@ enum state { IDLE, PREPARED, EMPTY };
 #define MOST_THREADS (MOST_COPIERS + 1)
 
 #ifndef VERSION /* the tests have older ones, of which who dumps the process knows less */
-#define VERSION 5
+#define VERSION 6
 #endif
 
 /* internal/agent has the same. */
@@ -62,6 +62,8 @@ EXPORT struct mailbox {
 	struct sharing sharing;
 	/* since version 5 */
 	uint64_t unserved; /* how much memory of other processes was opened by the driver alone */
+	/* since version 6 */
+	uint32_t passes, padding; /* of PASS: how many calls may begin although the gate is closed; the other side writes it */
 } cucriu_guest = {.magic = "cucriu\1", .version = VERSION, .descriptor = -1};
 
 void agent_unserved(int more) { __atomic_fetch_add(&cucriu_guest.unserved, more, __ATOMIC_RELAXED); }
@@ -739,6 +741,7 @@ static int obey(enum command what)
 	switch (what) {
 	case PREPARE: return state == IDLE ? prepare() : CUDA_SUCCESS;
 	case CLOSE: gate(true); return CUDA_SUCCESS;
+	case PASS: gate_pass(cucriu_guest.passes); return CUDA_SUCCESS;
 	case OUT:
 	case OUT_KEPT: return state == PREPARED ? out(what == OUT_KEPT) : state == EMPTY ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
 	case LET_GO: let_go(); return CUDA_SUCCESS;

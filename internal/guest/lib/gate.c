@@ -34,15 +34,28 @@ void futex_wake(uint32_t *word)
 #ifdef __x86_64__
 #define ENTRIES 1024 /* libcuda 580 has 800 functions */
 
-__attribute__((visibility("hidden"))) uint32_t gate_closed;
+__attribute__((visibility("hidden"))) uint32_t gate_closed; /* not 0; it changes with each gate_pass */
 __attribute__((visibility("hidden"))) void *gate_targets[ENTRIES];
 extern char gate_entries[] __attribute__((visibility("hidden")));
+
+static uint32_t passes; /* how many calls may begin although the gate is closed */
+
+static bool take_pass(void)
+{
+	uint32_t left = __atomic_load_n(&passes, __ATOMIC_RELAXED);
+
+	while (left && !__atomic_compare_exchange_n(&passes, &left, left - 1, false, __ATOMIC_RELAXED, __ATOMIC_RELAXED))
+		;
+	return left > 0;
+}
 
 /* A child that was forked meanwhile has nobody who opens its gate, and the driver refuses it everything. */
 __attribute__((visibility("hidden"), used)) void gate_wait(void)
 {
-	while (__atomic_load_n(&gate_closed, __ATOMIC_ACQUIRE) && !driver_forked())
-		futex_wait(&gate_closed, 1, NULL);
+	uint32_t closed;
+
+	while ((closed = __atomic_load_n(&gate_closed, __ATOMIC_ACQUIRE)) && !take_pass() && !driver_forked())
+		futex_wait(&gate_closed, closed, NULL);
 }
 
 #define STRING_(x) #x
@@ -105,7 +118,21 @@ void *gated(void *function)
 	return i < ENTRIES ? gate_entries + 32 * i : function;
 }
 
-void gate_close(void) { __atomic_store_n(&gate_closed, 1, __ATOMIC_RELEASE); }
+void gate_close(void)
+{
+	__atomic_store_n(&passes, 0, __ATOMIC_RELAXED);
+	if (!gate_closed)
+		__atomic_store_n(&gate_closed, 1, __ATOMIC_RELEASE);
+}
+
+void gate_pass(uint32_t calls)
+{
+	if (!gate_closed)
+		return;
+	__atomic_store_n(&passes, calls, __ATOMIC_RELAXED);
+	__atomic_store_n(&gate_closed, gate_closed % 1024 + 1, __ATOMIC_RELEASE);
+	futex_wake(&gate_closed);
+}
 
 void gate_in_a_child(void)
 {
@@ -122,6 +149,7 @@ void gate_open(void)
 void gate_wait(void) {}
 void *gated(void *function) { return function; }
 void gate_close(void) {}
+void gate_pass(uint32_t calls) { (void)calls; }
 void gate_open(void) {}
 void gate_in_a_child(void) {}
 #endif

@@ -6,6 +6,8 @@
 /* A function with the same effect, which waits first while the gate is closed. */
 void *gated(void *function);
 void gate_close(void);
+/* While it is closed: so many calls may begin all the same, until gate_close is called again. */
+void gate_pass(uint32_t calls);
 void gate_open(void);
 /* In a forked child it is open. */
 void gate_in_a_child(void);
