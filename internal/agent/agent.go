@@ -53,7 +53,7 @@ const (
 var names = map[Command]string{
 	Prepare: "prepare", Close: "close", Open: "open", Out: "out", In: "in", Finish: "finish",
 	OutKept: "out, kept", LetGo: "let go", Connect: "connect", InKept: "in, kept",
-	List: "list", Give: "give", Take: "take", Down: "down", pass: "let through",
+	List: "list", Give: "give", Take: "take", Down: "down", pass: "pass",
 }
 
 func (c Command) String() string { return names[c] }

@@ -135,16 +135,17 @@ func (s *Suspension) UnlockAll(ctx context.Context, timeout time.Duration) error
 // it does, and are locked again at once. If some were too quick for that, they are held next. A held
 // process does not move, so they come closer with every round, until all are level.
 //
-// One that was far ahead would be so again after a millisecond: it may have filled a queue with hundreds of steps. When the
-// others need a little more of it, its library lets single calls through, four times as many with every round.
+// One that was far ahead would be so again after a millisecond, with hundreds of steps in its queue. So from the time that its
+// queue is empty, the library in it lets single calls through, and the next ones when the GPU has done with these.
 type locking struct {
 	*Suspension
 	since      time.Time
 	calls      int
 	pending    map[*Target]bool      // whose lock call is under way
 	everLocked map[*Target]bool      // those that were locked at some time
-	held       map[*Target]time.Time // since when those are that the others catch up with
-	steps      map[*Target]uint32    // how many calls those may make at a time that were far ahead
+	held       map[*Target]time.Time // since when, those that the others catch up with
+	ahead      map[*Target]bool      // those that were far ahead
+	caughtUp   time.Time             // when one that was held was locked last
 	answers    chan lockAnswer
 	over       bool // no more calls
 }
@@ -163,15 +164,16 @@ const (
 	// refuses at once without end.
 	leastTry = 10 * time.Millisecond
 	// farAhead is how long others take to catch up with one that is far ahead of them.
-	farAhead  = 500 * time.Millisecond
-	mostSteps = 1 << 16
+	farAhead = 500 * time.Millisecond
+	// stepTime is how long the program has to make the calls that are let through.
+	stepTime = 2 * time.Millisecond
 )
 
 // lockAll locks all processes within ctx. After an error the caller must unlock those that are locked.
 func (s *Suspension) lockAll(ctx context.Context) error {
 	l := &locking{
 		Suspension: s, since: time.Now(),
-		pending: make(map[*Target]bool), everLocked: make(map[*Target]bool), held: make(map[*Target]time.Time), steps: make(map[*Target]uint32),
+		pending: make(map[*Target]bool), everLocked: make(map[*Target]bool), held: make(map[*Target]time.Time), ahead: make(map[*Target]bool),
 		answers: make(chan lockAnswer, len(s.Targets)),
 	}
 	err := l.level(ctx)
@@ -187,24 +189,19 @@ func (l *locking) level(ctx context.Context) error {
 	for round := 1; ; round++ {
 		for _, t := range l.unlocked() {
 			if !l.pending[t] {
-				l.ask(ctx, t)
+				l.ask(ctx, t, 0)
 			}
 		}
 		if err := l.awaitLocks(ctx); err != nil || len(l.unlocked()) == 0 {
 			return err
 		}
 		held := l.unlocked()
+		l.Log.Debug("GPU work of some is still in flight: they are held, and the others run until they are locked", "round", round, "held", PidsOf(held))
 		stepping, err := l.letRun(ctx, held)
 		if err != nil {
 			return err
 		}
-		run := window
-		if len(stepping) > 0 {
-			run = min(time.Duration(l.steps[stepping[0]])*time.Millisecond, l.Config.Lock.Try)
-		}
-		l.Log.Debug("GPU work of some is still in flight: they are held, and the others run until they are locked", "round", round,
-			"held", PidsOf(held), "making single calls", PidsOf(stepping), "for at most", run)
-		caughtUp, err := l.catchUp(ctx, run)
+		caughtUp, err := l.catchUp(ctx, held, window)
 		if err == nil && caughtUp {
 			err = failpoint.Hit(ctx, "caught-up", 0)
 		}
@@ -212,19 +209,17 @@ func (l *locking) level(ctx context.Context) error {
 			return err
 		}
 		switch {
-		case len(stepping) > 0:
-			l.scaleSteps(stepping, caughtUp)
-		case caughtUp:
-			window = max(window/2, time.Millisecond) // but they are not level: take shorter steps
-		default:
+		case !caughtUp:
 			window = min(2*window, max(l.Config.Lock.Try, time.Since(l.since)/2))
+		case !stepping:
+			window = max(window/2, time.Millisecond) // but they are not level: take shorter steps
 		}
 	}
 }
 
-// ask begins the lock of a process. It tells the driver to take no longer than lock.try: if we are
-// killed, the driver soon gives up by itself.
-func (l *locking) ask(ctx context.Context, t *Target) {
+// ask begins the lock of a process, after some calls if that is not 0. It tells the driver to take no longer than lock.try:
+// if we are killed, the driver soon gives up by itself.
+func (l *locking) ask(ctx context.Context, t *Target, calls uint32) {
 	try := l.Config.Lock.Try
 	patience := try + lockGrace
 	if deadline, ok := ctx.Deadline(); ok {
@@ -238,10 +233,16 @@ func (l *locking) ask(ctx context.Context, t *Target) {
 		defer cancel()
 		soonest := time.After(min(leastTry, try))
 		answer := lockAnswer{Target: t}
-		answer.err = l.Session.SpanOf(t.PID, "lock", func() (err error) {
-			answer.gotIt, err = l.tryLock(call, t, try)
-			return err
-		})
+		if calls > 0 {
+			answer.err = t.letThrough(call, calls)
+			time.Sleep(stepTime)
+		}
+		if answer.err == nil {
+			answer.err = l.Session.SpanOf(t.PID, "lock", func() (err error) {
+				answer.gotIt, err = l.tryLock(call, t, try)
+				return err
+			})
+		}
 		if !answer.gotIt && answer.err == nil {
 			<-soonest
 		}
@@ -255,13 +256,11 @@ func (l *locking) takeAnswer(ctx context.Context, a lockAnswer) error {
 	if a.gotIt {
 		a.locked, l.everLocked[a.Target] = true, true
 		since, wasHeld := l.held[a.Target]
-		if wasHeld && time.Since(since) > farAhead && a.agent != nil {
-			l.steps[a.Target] = max(l.steps[a.Target], 1)
-		}
+		l.ahead[a.Target] = l.ahead[a.Target] || wasHeld && time.Since(since) > farAhead
 		delete(l.held, a.Target)
 	}
 	if !a.gotIt && a.err == nil && !l.over && ctx.Err() == nil {
-		l.ask(ctx, a.Target)
+		l.ask(ctx, a.Target, 0)
 	}
 	return a.err
 }
@@ -293,42 +292,67 @@ func (l *locking) awaitLocks(ctx context.Context) error {
 	return nil
 }
 
-// letRun unlocks those that are not held, so that they catch up with the others. It returns those of them that may make
-// single calls only.
-func (l *locking) letRun(ctx context.Context, held []*Target) (stepping []*Target, err error) {
+// letRun lets those run that are not held, so that they catch up with the others. It reports whether of some of them only single
+// calls are let through.
+func (l *locking) letRun(ctx context.Context, held []*Target) (stepping bool, err error) {
+	l.caughtUp = time.Now()
 	for _, t := range held {
 		if l.held[t].IsZero() {
-			l.held[t] = time.Now()
+			l.held[t] = l.caughtUp
 		}
 	}
-	running := slices.DeleteFunc(slices.Clone(l.Targets), func(t *Target) bool { return !t.locked })
-	stepping = slices.DeleteFunc(slices.Clone(running), func(t *Target) bool { return l.steps[t] == 0 })
-	return stepping, Parallel(running, func(t *Target) error {
-		return t.unlock(context.WithoutCancel(ctx), l.steps[t]) // past the deadline too
+	var free []*Target
+	for _, t := range l.Targets {
+		switch {
+		case !t.locked:
+		case l.steps(t):
+			stepping = true
+			l.step(ctx, t)
+		default:
+			free = append(free, t)
+		}
+	}
+	return stepping, Parallel(free, func(t *Target) error {
+		return t.unlock(context.WithoutCancel(ctx)) // past the deadline too
 	})
 }
 
-// scaleSteps has those that make single calls make more of them the next time, or fewer.
-func (l *locking) scaleSteps(stepping []*Target, caughtUp bool) {
-	for _, t := range stepping {
-		if caughtUp {
-			l.steps[t] = max(l.steps[t]/4, 1)
-		} else {
-			l.steps[t] = min(4*l.steps[t], mostSteps)
-		}
-	}
+// steps reports whether only single calls of a process are let through.
+func (l *locking) steps(t *Target) bool { return l.ahead[t] && t.agent != nil }
+
+// step lets the next calls of a process that is locked through, and locks it again.
+func (l *locking) step(ctx context.Context, t *Target) {
+	t.locked = false
+	l.ask(ctx, t, l.singleCalls())
+}
+
+// singleCalls is how many calls are let through at a time: one, and four times as many with every second in which nobody has caught up.
+func (l *locking) singleCalls() uint32 {
+	const most = 8
+	return 1 << (2 * min(time.Since(l.caughtUp)/time.Second, most))
 }
 
 // catchUp lets the processes that are not held run until one that is held is locked, or until the
-// window is over.
-func (l *locking) catchUp(ctx context.Context, window time.Duration) (bool, error) {
+// window is over. If that one was far ahead, it goes on by single calls until the others that are held are locked, too.
+func (l *locking) catchUp(ctx context.Context, held []*Target, window time.Duration) (bool, error) {
 	over := time.After(window)
 	for {
 		select {
 		case a := <-l.answers:
-			if err := l.takeAnswer(ctx, a); err != nil || a.gotIt {
-				return true, err
+			if err := l.takeAnswer(ctx, a); err != nil {
+				return false, err
 			}
+			if !a.gotIt {
+				continue
+			}
+			if i := slices.Index(held, a.Target); i >= 0 {
+				held = slices.Delete(held, i, i+1)
+				l.caughtUp = time.Now()
+			}
+			if len(held) == 0 || !l.steps(a.Target) {
+				return true, nil
+			}
+			l.step(ctx, a.Target)
 		case <-over:
 			return false, nil
 		case <-ctx.Done():
@@ -341,6 +365,10 @@ func (l *locking) unlocked() []*Target {
 	return slices.DeleteFunc(slices.Clone(l.Targets), func(t *Target) bool { return t.locked })
 }
 
+func (l *locking) neverLocked() []*Target {
+	return slices.DeleteFunc(slices.Clone(l.Targets), func(t *Target) bool { return l.everLocked[t] })
+}
+
 // timeoutError says which processes kept running: those that were never locked, whichever others were let
 // run. One of them whose work does not end keeps those that are further on than it from being locked, too, and
 // nobody sees which one it is. If there are none, timeoutError says that the processes never came level.
@@ -349,8 +377,7 @@ func (l *locking) timeoutError(ctx context.Context) error {
 		return fmt.Errorf("interrupted: %w", context.Cause(ctx))
 	}
 	within := fmt.Sprintf("within lock.timeout (%v, %s)", l.Config.Lock.Timeout, units.Count(l.calls, "call"))
-	never := slices.DeleteFunc(slices.Clone(l.Targets), func(t *Target) bool { return l.everLocked[t] })
-	if len(never) > 0 {
+	if never := l.neverLocked(); len(never) > 0 {
 		waiting := ""
 		if len(never) > 1 {
 			waiting = " (one of them may keep the others waiting)"

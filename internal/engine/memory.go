@@ -128,16 +128,20 @@ func (s *Suspension) leaveToDriver(ctx context.Context, t *Target, reason error)
 	t.agent = nil
 }
 
-// unlock lets a process go on, for so many calls to the driver if that is not 0 and it has the library.
-func (t *Target) unlock(ctx context.Context, calls uint32) error {
+func (t *Target) unlock(ctx context.Context) error {
 	t.locked = false
 	if err := t.CUDA.Unlock(ctx); err != nil || t.agent == nil {
 		return err
 	}
-	if calls > 0 {
-		return t.agent.LetThrough(ctx, calls)
-	}
 	return t.agent.Do(ctx, agent.Open) // else nobody catches up
+}
+
+// letThrough unlocks a process, and lets some calls begin.
+func (t *Target) letThrough(ctx context.Context, calls uint32) error {
+	if err := t.CUDA.Unlock(ctx); err != nil {
+		return err
+	}
+	return t.agent.LetThrough(ctx, calls)
 }
 
 // letCallsEnd lets go of the lock of the processes whose gates are closed, until the calls that have waited for it

@@ -74,19 +74,35 @@ func TestWhatProcessesShareComesBack(t *testing.T) {
 	}
 }
 
-// TestOneIsFarAhead of a rank that is never idle: before anybody sees that they are level, that one has begun its next step.
-func TestOneIsFarAhead(t *testing.T) {
-	testenv.Isolated(t, func(t *testing.T) {
-		host := testenv.NewHost(t, testenv.GPUsUpTo(2))
-		job := startSharing(t, host, "--ranks", "2", "--ahead", "--mib", "16", "--lead", "50", "--busy-ms", "20", "--tick-ms", "1", "--gpus", theGPUs)
-		host.Setenv("CUCRIU_CONFIG", host.Config("version: 1\nlock: {timeout: 100s}\n"))
-		host.Setenv("CUCRIU_LOG", "debug")
-		host.UseFailpoint("caught-up=run " + testenv.Script(t, "sleep 0.3"))
-		moved(t, host, host.TryDump(job, testenv.NewImages(t), "-R"))
-		host.WaitOutcome("running")
-		job.Runs()
-		job.Check()
-	})
+// TestOthersAreFarAhead of a rank that is never idle: before anybody sees that they are level, that one has begun its next step.
+func TestOthersAreFarAhead(t *testing.T) {
+	testenv.Parallel(t)
+	for _, ranks := range []string{"2", "3"} {
+		t.Run(ranks+" ranks", func(t *testing.T) {
+			testenv.Isolated(t, func(t *testing.T) {
+				host := testenv.NewHost(t, testenv.GPUsUpTo(2))
+				job := startSharing(t, host, "--ranks", ranks, "--ahead", "--mib", "16", "--lead", "30", "--busy-ms", "20", "--tick-ms", "1", "--gpus", theGPUs)
+				host.Setenv("CUCRIU_CONFIG", host.Config("version: 1\nlock: {timeout: 100s}\n"))
+				late := "caught-up=run " + testenv.Script(t, "sleep 0.3")
+				if ranks == "2" {
+					marks := t.TempDir()
+					host.Setenv("CUCRIU_FAILPOINT_MARKS", marks)
+					host.UseFailpoint(late + ",told-pass=kill")
+					if run := host.TryDump(job, testenv.NewImages(t), "-R"); run.Err == nil || !testenv.Exists(filepath.Join(marks, "told-pass")) {
+						t.Fatalf("dumped, or no single calls were let through: %v\n%s", run.Err, run.Lines())
+					}
+					host.WaitOutcome("running")
+					job.Runs()
+					host.Setenv("CUCRIU_FAILPOINT_MARKS", "")
+				}
+				host.UseFailpoint(late)
+				moved(t, host, host.TryDump(job, testenv.NewImages(t), "-R"))
+				host.WaitOutcome("running")
+				job.Runs()
+				job.Check()
+			})
+		})
+	}
 }
 
 // TestSharedMemoryIsSuspended with all processes that have it, or not at all.

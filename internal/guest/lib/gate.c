@@ -34,7 +34,7 @@ void futex_wake(uint32_t *word)
 #ifdef __x86_64__
 #define ENTRIES 1024 /* libcuda 580 has 800 functions */
 
-__attribute__((visibility("hidden"))) uint32_t gate_closed; /* not 0; it changes with each gate_pass */
+__attribute__((visibility("hidden"))) uint32_t gate_closed; /* if it is, a number that was not there before */
 __attribute__((visibility("hidden"))) void *gate_targets[ENTRIES];
 extern char gate_entries[] __attribute__((visibility("hidden")));
 
@@ -118,19 +118,22 @@ void *gated(void *function)
 	return i < ENTRIES ? gate_entries + 32 * i : function;
 }
 
-void gate_close(void)
+static void close_with(uint32_t calls)
 {
-	__atomic_store_n(&passes, 0, __ATOMIC_RELAXED);
-	if (!gate_closed)
-		__atomic_store_n(&gate_closed, 1, __ATOMIC_RELEASE);
+	static uint32_t last;
+
+	__atomic_store_n(&passes, calls, __ATOMIC_RELAXED);
+	last = last == UINT32_MAX ? 1 : last + 1;
+	__atomic_store_n(&gate_closed, last, __ATOMIC_RELEASE);
 }
+
+void gate_close(void) { close_with(0); }
 
 void gate_pass(uint32_t calls)
 {
 	if (!gate_closed)
 		return;
-	__atomic_store_n(&passes, calls, __ATOMIC_RELAXED);
-	__atomic_store_n(&gate_closed, gate_closed % 1024 + 1, __ATOMIC_RELEASE);
+	close_with(calls);
 	futex_wake(&gate_closed);
 }
 
