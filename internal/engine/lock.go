@@ -233,15 +233,15 @@ func (l *locking) ask(ctx context.Context, t *Target, calls uint32) {
 		defer cancel()
 		soonest := time.After(min(leastTry, try))
 		answer := lockAnswer{Target: t}
-		if calls > 0 {
-			answer.err = t.letThrough(call, calls)
-			time.Sleep(stepTime)
+		lock := func() (err error) {
+			answer.gotIt, err = l.tryLock(call, t, try)
+			return err
 		}
-		if answer.err == nil {
-			answer.err = l.Session.SpanOf(t.PID, "lock", func() (err error) {
-				answer.gotIt, err = l.tryLock(call, t, try)
-				return err
-			})
+		if calls == 0 {
+			answer.err = l.Session.SpanOf(t.PID, "lock", lock)
+		} else if answer.err = t.letThrough(call, calls); answer.err == nil {
+			time.Sleep(stepTime)
+			answer.err = lock()
 		}
 		if !answer.gotIt && answer.err == nil {
 			<-soonest
@@ -365,10 +365,6 @@ func (l *locking) unlocked() []*Target {
 	return slices.DeleteFunc(slices.Clone(l.Targets), func(t *Target) bool { return t.locked })
 }
 
-func (l *locking) neverLocked() []*Target {
-	return slices.DeleteFunc(slices.Clone(l.Targets), func(t *Target) bool { return l.everLocked[t] })
-}
-
 // timeoutError says which processes kept running: those that were never locked, whichever others were let
 // run. One of them whose work does not end keeps those that are further on than it from being locked, too, and
 // nobody sees which one it is. If there are none, timeoutError says that the processes never came level.
@@ -377,7 +373,8 @@ func (l *locking) timeoutError(ctx context.Context) error {
 		return fmt.Errorf("interrupted: %w", context.Cause(ctx))
 	}
 	within := fmt.Sprintf("within lock.timeout (%v, %s)", l.Config.Lock.Timeout, units.Count(l.calls, "call"))
-	if never := l.neverLocked(); len(never) > 0 {
+	never := slices.DeleteFunc(slices.Clone(l.Targets), func(t *Target) bool { return l.everLocked[t] })
+	if len(never) > 0 {
 		waiting := ""
 		if len(never) > 1 {
 			waiting = " (one of them may keep the others waiting)"

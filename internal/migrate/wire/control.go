@@ -117,16 +117,22 @@ func (c *Control) Send(kind string, body any) error {
 		return c.err
 	}
 	select {
-	case err := <-o.written:
-		return err
+	case err = <-o.written:
 	case <-c.done:
+		select {
+		case err = <-o.written: // and then the other side has answered, and ended
+		default:
+			return c.err
+		}
 	}
-	select {
-	case err := <-o.written: // and then the other side has answered, and ended
-		return err
-	default:
-		return c.err
+	if err != nil {
+		select {
+		case <-c.done: // who ended the connection knows why, the writer may only see that it is closed
+			return c.err
+		default:
+		}
 	}
+	return err
 }
 
 // Receive returns the next message. Messages that came before the connection ended are
