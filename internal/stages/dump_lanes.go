@@ -144,8 +144,11 @@ func (d *lanes) openBases() map[int]*base {
 	if d.stage.Base == "" || !proc.CanDropLocked() { // it may have to be left to criu
 		return nil
 	}
-	m, err := image.ReadManifest(d.stage.Base)
 	bases := make(map[int]*base)
+	m, err := image.ReadManifest(d.stage.Base)
+	if errors.Is(err, fs.ErrNotExist) { // the job did not use a GPU yet
+		return bases
+	}
 	for _, p := range m.Processes {
 		if err != nil || p.Out == nil || p.Pages == nil {
 			continue
@@ -160,7 +163,7 @@ func (d *lanes) openBases() map[int]*base {
 		}
 		bases[p.PID] = &base{b, p.Out}
 	}
-	if err != nil && !errors.Is(err, fs.ErrNotExist) { // it may be of before the job used a GPU
+	if err != nil {
 		d.Log.Warn("the earlier checkpoint cannot be used: all memory is copied", "image", d.stage.Base, "error", err)
 	}
 	return bases
