@@ -84,19 +84,11 @@ func TestOthersAreFarAhead(t *testing.T) {
 				job := startSharing(t, host, "--ranks", ranks, "--ahead", "--mib", "16", "--lead", "30", "--busy-ms", "20", "--tick-ms", "1", "--gpus", theGPUs)
 				host.Setenv("CUCRIU_CONFIG", host.Config("version: 1\nlock: {timeout: 100s}\n"))
 				late := "caught-up=run " + testenv.Script(t, "sleep 0.3")
-				for isKilled := ranks != "2"; !isKilled; { // who lets single calls through, once some are needed
-					marks := t.TempDir()
-					host.Setenv("CUCRIU_FAILPOINT_MARKS", marks)
-					host.UseFailpoint(late + ",told-pass=kill")
-					run := host.TryDump(job, testenv.NewImages(t), "-R")
-					isKilled = testenv.Exists(filepath.Join(marks, "told-pass"))
-					if (run.Err != nil) != isKilled {
-						t.Fatalf("criu dump: %v\n%s", run.Err, run.Lines())
+				if ranks == "2" {
+					for _, fault := range []string{"kill", "kill-watcher+kill", "error"} {
+						failsAtASingleCall(t, host, job, late, fault)
 					}
-					host.WaitOutcome("running")
-					job.Runs()
 				}
-				host.Setenv("CUCRIU_FAILPOINT_MARKS", "")
 				host.UseFailpoint(late)
 				moved(t, host, host.TryDump(job, testenv.NewImages(t), "-R"))
 				host.WaitOutcome("running")
@@ -104,6 +96,24 @@ func TestOthersAreFarAhead(t *testing.T) {
 				job.Check()
 			})
 		})
+	}
+}
+
+// failsAtASingleCall dumps a job until single calls have to be let through, and then something happens to who lets them.
+func failsAtASingleCall(t *testing.T, host *testenv.Host, job *testenv.Job, late, fault string) {
+	t.Helper()
+	defer host.Setenv("CUCRIU_FAILPOINT_MARKS", "")
+	for hasHappened := false; !hasHappened; {
+		marks := t.TempDir()
+		host.Setenv("CUCRIU_FAILPOINT_MARKS", marks)
+		host.UseFailpoint(late + ",told-pass=" + fault)
+		run := host.TryDump(job, testenv.NewImages(t), "-R")
+		hasHappened = testenv.Exists(filepath.Join(marks, "told-pass"))
+		if (run.Err != nil) != hasHappened {
+			t.Fatalf("%s: criu dump: %v\n%s", fault, run.Err, run.Lines())
+		}
+		host.WaitOutcome("running")
+		job.Runs()
 	}
 }
 
