@@ -13,6 +13,7 @@
 #   run.sh cuda-checkpoint       cucriu's cuda-checkpoint: its command line, and criu's own CUDA plugin with it
 #   run.sh guest-cost            what the library of cucriu run --dir costs a program that nobody dumps (try-guest.sh)
 #   run.sh names                 two long jobs side by side, and torchrun restored at once (try-names.sh)
+#   run.sh kills                 a training of two ranks under cucriu run, while whoever works on it is killed (try-kills.sh); needs two GPUs
 #   run.sh migrate [TEST REGEX]  migration between two of the GPUs; CUCRIU_TEST_SIZES="1024 16384": pauses for so many MiB
 # CUCRIU_TEST_DRIVER=sim runs the tests on simulated GPUs.
 # CUCRIU_OUT names the folder for tables and logs.
@@ -94,6 +95,13 @@ if [[ $what == names ]]; then
 	echo "=== names"
 	rm -rf "$out/names"
 	PATH=$here/bin:$PATH CUCRIU_CRIU=$criu scripts/try-names.sh "$out/names" 2>&1 | tee "$out/names.log"
+	((PIPESTATUS[0] == 0)) || failed=1
+fi
+if [[ $what == kills ]]; then
+	echo "=== kills"
+	rm -rf "$out/kills"
+	PATH=$here/bin:$PATH CUCRIU_CRIU=$criu ./private-exec.sh scripts/try-kills.sh "$out/kills" 120 \
+		python3 -m torch.distributed.run --standalone --nproc-per-node 2 "$here/test/workload/programs/ranks.py" --hidden 8192 --steps 500 2>&1 | tee "$out/kills.log"
 	((PIPESTATUS[0] == 0)) || failed=1
 fi
 if [[ $what == migrate ]]; then

@@ -20,11 +20,9 @@ fail() {
 	tail -n 30 "$output" >&2
 	exit 1
 }
-started=0
 start() {
 	cucriu run --dir "$dir/job" --every 1s -- "$@" >>"$log" 2>&1 </dev/null &
 	run=$!
-	started=$((started + 1))
 }
 steps() { grep '^step ' "$1"; }
 
@@ -32,6 +30,7 @@ steps() { grep '^step ' "$1"; }
 echo "undisturbed: $(steps "$dir/undisturbed.log" | wc -l) steps, $SECONDS s"
 
 start "$@"
+status=unknown
 declare -A kills=() programs=(
 	[criu]='^[^ ]*criu: |criu swrk ' [hook]='^[^ ]*cucriu-hook ' [dump]=' job-inside' [supervisor]='^cucriu run ' [init]=' sandbox-init '
 )
@@ -41,7 +40,7 @@ while ((SECONDS < end)); do
 	if ! kill -0 "$run" 2>/dev/null; then
 		status=0
 		wait "$run" 2>/dev/null || status=$?
-		((status != 0)) || break # the job has ended
+		((status != 0)) || break # the job has finished
 		echo "$(date +%T) cucriu run has ended with $status; started again" >>"$log"
 		start "$@"
 		continue
@@ -61,14 +60,16 @@ while ((SECONDS < end)); do
 		kills[$who]=$((${kills[$who]-0} + 1))
 	fi
 done
-until wait "$run" 2>/dev/null; do
-	((SECONDS < end + 300)) || fail "the job has not ended"
-	start "$@"
+until [[ $status == 0 ]]; do
+	status=0
+	wait "$run" 2>/dev/null || status=$?
+	((status == 0)) || start "$@"
+	((SECONDS < end + 300)) || fail "the job has not finished"
 done
 
 lines() { grep -c "$1" "$log" || true; }
 for who in "${!kills[@]}"; do echo "killed $who: ${kills[$who]}"; done
 echo "checkpoints: $(lines 'paused for'); not made: $(lines 'no checkpoint'); found running: $(lines 'supervised again'); resumed: $(lines 'job resumes'); $SECONDS s"
-echo "the job ended by itself: $(lines 'job has ended')"
+echo "the job failed by itself: $(lines 'job has ended with exit status [1-9]')"
 echo "steps: $(steps "$output" | wc -l) printed, $(steps "$output" | sort -u | wc -l) different"
 diff <(steps "$dir/undisturbed.log" | sort -u) <(steps "$output" | sort -u) || fail "it has computed something else"
