@@ -67,7 +67,7 @@ var meanings = map[cause]meaning{
 	{"", ResultNoDevice, false}:             {"the driver finds no GPU", "run nvidia-smi on this host"},
 	{"", ResultInvalidContext, false}:       {"the target has no usable CUDA context", "check that the target is healthy"},
 	{"", ResultOperatingSystem, true}:       {"there is no such process, or it died", "check the pid: it must be from this program's pid namespace"},
-	{"", ResultOperatingSystem, false}:      {"the process cannot be reached: it does not exist, has died, belongs to another user, or has no file descriptor free", "check the pid; run as root"},
+	{"", ResultOperatingSystem, false}:      {"the process cannot be reached: it does not exist, has died, belongs to another user, or has no free file descriptor", "check the pid; run as root"},
 	{"", ResultIllegalState, false}:         {"the call is not allowed in the current state of the process", "read its state"},
 	{"", ResultNotFound, false}:             {"the driver did not find what it needs in the target", "check that target and controller use the same version of the driver's library"},
 	{"", ResultNotReady, false}:             {"the process is not ready", "try again"},

@@ -145,7 +145,7 @@ type locking struct {
 	everLocked map[*Target]bool      // those that were locked at some time
 	held       map[*Target]time.Time // since when, those that the others catch up with
 	ahead      map[*Target]bool      // those that were far ahead
-	caughtUp   time.Time             // when one that was held was locked last
+	lastCaught time.Time             // when one that was held was locked, or the others were let run
 	answers    chan lockAnswer
 	over       bool // no more calls
 }
@@ -295,17 +295,17 @@ func (l *locking) awaitLocks(ctx context.Context) error {
 // letRun lets those run that are not held, so that they catch up with the others. It reports whether of some of them only single
 // calls are let through.
 func (l *locking) letRun(ctx context.Context, held []*Target) (stepping bool, err error) {
-	l.caughtUp = time.Now()
+	l.lastCaught = time.Now()
 	for _, t := range held {
 		if l.held[t].IsZero() {
-			l.held[t] = l.caughtUp
+			l.held[t] = l.lastCaught
 		}
 	}
 	var free []*Target
 	for _, t := range l.Targets {
 		switch {
 		case !t.locked:
-		case l.steps(t):
+		case l.isStepping(t):
 			stepping = true
 			l.step(ctx, t)
 		default:
@@ -317,8 +317,8 @@ func (l *locking) letRun(ctx context.Context, held []*Target) (stepping bool, er
 	})
 }
 
-// steps reports whether only single calls of a process are let through.
-func (l *locking) steps(t *Target) bool { return l.ahead[t] && t.agent != nil }
+// isStepping reports whether only single calls of a process are let through.
+func (l *locking) isStepping(t *Target) bool { return l.ahead[t] && t.agent != nil }
 
 // step lets the next calls of a process that is locked through, and locks it again.
 func (l *locking) step(ctx context.Context, t *Target) {
@@ -329,7 +329,7 @@ func (l *locking) step(ctx context.Context, t *Target) {
 // singleCalls is how many calls are let through at a time: one, and four times as many with every second in which nobody has caught up.
 func (l *locking) singleCalls() uint32 {
 	const most = 8
-	return 1 << (2 * min(time.Since(l.caughtUp)/time.Second, most))
+	return 1 << (2 * min(time.Since(l.lastCaught)/time.Second, most))
 }
 
 // catchUp lets the processes that are not held run until one that is held is locked, or until the
@@ -347,9 +347,9 @@ func (l *locking) catchUp(ctx context.Context, held []*Target, window time.Durat
 			}
 			if i := slices.Index(held, a.Target); i >= 0 {
 				held = slices.Delete(held, i, i+1)
-				l.caughtUp = time.Now()
+				l.lastCaught = time.Now()
 			}
-			if len(held) == 0 || !l.steps(a.Target) {
+			if len(held) == 0 || !l.isStepping(a.Target) {
 				return true, nil
 			}
 			l.step(ctx, a.Target)

@@ -110,16 +110,6 @@ func PagesToFill(l *pages.Listing, fd *int) *MemberPages {
 	return p
 }
 
-// Alive reports whether the process has not ended and is not about to end.
-func (m Member) Alive() bool {
-	process, err := proc.Reopen(m.Ident)
-	if err == nil {
-		defer process.Close()
-		return !process.Exiting()
-	}
-	return !errors.Is(err, proc.ErrGone)
-}
-
 // IdentsOf returns the identities of the members' processes.
 func IdentsOf(members []Member) []proc.Ident {
 	ids := make([]proc.Ident, len(members))

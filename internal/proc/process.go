@@ -30,6 +30,16 @@ type Ident struct {
 
 func (id Ident) String() string { return fmt.Sprintf("process %d", id.PID) }
 
+// Alive reports whether the process lives, as far as that can be told from here, and is not about to end.
+func (id Ident) Alive() bool {
+	process, err := Reopen(id)
+	if err == nil {
+		defer process.Close()
+		return !process.Exiting()
+	}
+	return !errors.Is(err, ErrGone)
+}
+
 // Process is a process held by a pidfd. A signal sent through it reaches this process or
 // none, even if its pid is reused.
 type Process struct {

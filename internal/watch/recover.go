@@ -9,7 +9,6 @@ import (
 	"slices"
 	"strings"
 
-	"cucriu/internal/inspect"
 	"cucriu/internal/journal"
 	"cucriu/internal/proc"
 	"cucriu/internal/session"
@@ -186,7 +185,7 @@ func owned(ctx context.Context, s *session.Session) (elsewhere bool, err error) 
 		who := fmt.Sprintf("process %d (%s)", id.PID, status.Name)
 		if !owner.Exiting() {
 			err := atWork(&s.Record, who)
-			err.unwatched = id == s.Criu && (s.Watcher == nil || !journal.Member{Process: inspect.Process{Ident: *s.Watcher}}.Alive())
+			err.unwatched = id == s.Criu && (s.Watcher == nil || !s.Watcher.Alive())
 			return false, err
 		}
 		s.Env.Log.Warn("waiting for a killed process to exit", "process", who, "session", s.Name())

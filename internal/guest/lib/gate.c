@@ -34,7 +34,7 @@ void futex_wake(uint32_t *word)
 #ifdef __x86_64__
 #define ENTRIES 1024 /* libcuda 580 has 800 functions */
 
-__attribute__((visibility("hidden"))) uint32_t gate_closed; /* if it is, a number that was not there before */
+__attribute__((visibility("hidden"))) uint32_t gate_closed; /* 0 while it is open, else a number that it has not had before */
 __attribute__((visibility("hidden"))) void *gate_targets[ENTRIES];
 extern char gate_entries[] __attribute__((visibility("hidden")));
 
