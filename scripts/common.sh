@@ -3,7 +3,7 @@
 
 repo=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd -P)
 # shellcheck disable=SC2034 # for those that source this
-tools=$repo/.tools
+tools=$(readlink -m "$repo/.tools")
 
 note() {
 	printf '%s\n' "$*" >&2
