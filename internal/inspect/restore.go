@@ -260,7 +260,8 @@ func hasUNIXSocket(name string) bool {
 }
 
 // How long [TakenPIDs] waits for processes that are about to be gone: right after a dump that has ended
-// the job, or a restore that failed, they may still be exiting, or not reaped yet.
+// the job, or a restore that failed, they may still be exiting, or not reaped yet, or reaped while the
+// kernel has not yet freed their numbers.
 const (
 	exitTime = 30 * time.Second
 	reapTime = 10 * time.Second
@@ -293,7 +294,11 @@ func TakenPIDs(ctx context.Context, needed []int, say func(text string)) (prefli
 		}
 		if h := all[at]; h.Ended && !said && time.Since(reapFrom) > sayAfter {
 			said = true
-			say(fmt.Sprintf("pid %d is not yet reaped by PID %d; retrying for %v", h.PID, h.PPID, reapTime))
+			if h.PID == 0 {
+				say(fmt.Sprintf("the kernel has not yet freed the pids of processes that have ended; retrying for %v", reapTime))
+			} else {
+				say(fmt.Sprintf("pid %d is not yet reaped by PID %d; retrying for %v", h.PID, h.PPID, reapTime))
+			}
 		}
 		select {
 		case <-ctx.Done():
@@ -318,11 +323,15 @@ func takenFindings(holders map[int]proc.Holder) preflight.Findings {
 			first = pid
 		}
 		holder := holders[first]
-		message, remedy := fmt.Sprintf("has a %s that the image needs", holder.As), ""
-		if n := len(ids) - 1; n > 0 {
-			message += fmt.Sprintf(" (and %s of its threads and groups)", units.Count(n, "more ID"))
+		message, remedy, of := fmt.Sprintf("has a %s that the image needs", holder.As), "", " of its threads and groups"
+		if pid == 0 {
+			message, remedy, of = fmt.Sprintf("the image needs pid %d, which the kernel has not freed, though /proc shows no process that has it", first),
+				"wait, or restore in a pid namespace of its own (unshare --pid --fork --mount-proc cucriu restore --foreground -D DIR)", ""
 		}
-		if holder.Ended {
+		if n := len(ids) - 1; n > 0 {
+			message += fmt.Sprintf(" (and %s%s)", units.Count(n, "more ID"), of)
+		}
+		if holder.Ended && pid != 0 {
 			message = fmt.Sprintf("has ended, but is not yet reaped by PID %d, and has a %s that the image needs", holder.PPID, holder.As)
 			remedy = fmt.Sprintf("wait, or end process %d", holder.PPID)
 			if holder.PPID == 1 {

@@ -10,6 +10,7 @@ import (
 	"strconv"
 
 	"github.com/prometheus/procfs"
+	"golang.org/x/sys/unix"
 )
 
 // mostListings is how often what begins or ends all the time is listed.
@@ -147,17 +148,18 @@ func IsAncestor(pid, of int) (bool, error) {
 
 // Holder says who has a pid, or another number that no new process can get while it is in use.
 type Holder struct {
-	PID     int    // of the process
+	PID     int    // of the process; 0 for one that /proc does not show any more
 	PPID    int    // its parent
 	Name    string // of the process
-	As      string // "pid", "thread ID", "process group ID" or "session ID"
+	As      string // "pid", "thread ID", "process group ID" or "session ID"; empty without a process
 	Ended   bool   // it is a zombie: the number is free once its parent has reaped it
 	Exiting bool   // it is a zombie or will be one without running any more code: see [Process.Exiting]
 }
 
 // HoldersOf finds out which of these numbers are in use, and by whom. A new process or thread
 // can get none of them: the kernel keeps a number for as long as it names a process, a thread,
-// a process group or a session.
+// a process group or a session. It frees the number a moment after /proc has lost the process, which
+// can be long on a busy machine: such a holder has no PID, and is exiting.
 func HoldersOf(ids []int) (map[int]Holder, error) {
 	holders := make(map[int]Holder)
 	for _, id := range ids {
@@ -209,7 +211,26 @@ func HoldersOf(ids []int) (map[int]Holder, error) {
 		}
 		holders[id] = holder
 	}
-	return holders, nil
+	return holders, addUnseen(holders, ids)
+}
+
+// addUnseen adds those numbers that have no holder and are in use. F_SETOWN looks a number up where
+// the kernel looks for a free one, and changes nothing but the file, which is ours.
+func addUnseen(holders map[int]Holder, ids []int) error {
+	file, err := unix.Eventfd(0, unix.EFD_CLOEXEC)
+	if err != nil {
+		return fmt.Errorf("ask for numbers in use: %w", os.NewSyscallError("eventfd", err))
+	}
+	defer unix.Close(file)
+	for _, id := range ids {
+		if _, seen := holders[id]; seen {
+			continue
+		}
+		if _, err := unix.FcntlInt(uintptr(file), unix.F_SETOWN, id); err == nil {
+			holders[id] = Holder{Ended: true, Exiting: true}
+		}
+	}
+	return nil
 }
 
 const flagKernelThread = 0x00200000 // PF_KTHREAD of the kernel's sched.h

@@ -32,13 +32,11 @@ func (c *call) preRestore(ctx context.Context) (err error) {
 	if err != nil {
 		return preflight.Findings{preflight.Found(preflight.FindingImage, err)}.Err()
 	}
-	if c.stage.Client == nil { // cucriu restore has looked already
-		if err := c.refuseTakenPIDs(ctx); err != nil {
-			return err
-		}
-	}
 	go makeRoomForFiles(len(manifest.PageNames()))
 	watch.RecoverFirst(ctx, c.Env)
+	if err := c.refuseTakenPIDs(ctx); err != nil { // after what may just have ended a half-restored tree
+		return err
+	}
 	if err := planRestore(ctx, c.Env, manifest); err != nil {
 		return err
 	}

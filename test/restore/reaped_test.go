@@ -108,3 +108,33 @@ func TestARestoreWaitsForAZombie(t *testing.T) {
 		job.Runs()
 	})
 }
+
+// TestARestoreWaitsForAPIDThatOnlyTheKernelKnows: for a moment after the end of a process its number is in
+// use, although /proc does not show it any more. Here its directory is covered until then.
+func TestARestoreWaitsForAPIDThatOnlyTheKernelKnows(t *testing.T) {
+	testenv.Isolated(t, func(t *testing.T) {
+		host := testenv.NewHost(t, 1)
+		job, _, reap, images := unreaped(t, host)
+		covered := fmt.Sprintf("/proc/%d", job.PID)
+		if err := unix.Mount("none", covered, "tmpfs", 0, ""); err != nil {
+			t.Fatal(err)
+		}
+		refused := fmt.Sprintf("the image needs pid %d, which the kernel has not freed", job.PID)
+		if out := testenv.Exits(t, host, 3, "restore", "-D", images); !strings.Contains(out, refused) {
+			t.Errorf("want %q:\n%s", refused, out)
+		}
+		cmd, output := host.CucriuCommand("restore", "-D", images), new(testenv.Output)
+		cmd.Stdout, cmd.Stderr = output, output
+		if err := cmd.Start(); err != nil {
+			t.Fatal(err)
+		}
+		testenv.Eventually(t, testenv.Soon, "it says that it waits", func() bool {
+			return strings.Contains(output.String(), "the kernel has not yet freed the pids of processes that have ended")
+		})
+		reap() // the cover goes with it
+		if err := cmd.Wait(); err != nil {
+			t.Fatalf("restore: %v\n%s", err, output)
+		}
+		job.Runs()
+	})
+}
