@@ -8,6 +8,7 @@ import (
 	"slices"
 	"time"
 
+	"cucriu/internal/criuimage"
 	"cucriu/internal/durable"
 	"cucriu/internal/image"
 	"cucriu/internal/inject"
@@ -28,8 +29,8 @@ func (c *call) postDump(ctx context.Context) error {
 		publish = c.syncImage
 	}
 	if s == nil { // no process of the tree uses CUDA
-		if c.stage.Publish == nil {
-			return nil
+		if err := criuimage.ClearDeathSignal(c.stage.ImageDir); err != nil || c.stage.Publish == nil {
+			return err
 		}
 		return publish(ctx)
 	}
@@ -39,6 +40,9 @@ func (c *call) postDump(ctx context.Context) error {
 		return err
 	}
 	if err := requireAllMembers(s.Members); err != nil {
+		return err
+	}
+	if err := criuimage.ClearDeathSignal(c.stage.ImageDir); err != nil {
 		return err
 	}
 	if err := c.checkWhole(&s.Record); err != nil {
