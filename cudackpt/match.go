@@ -1,8 +1,10 @@
 package cudackpt
 
 import (
+	"bufio"
 	"errors"
 	"fmt"
+	"io"
 	"os"
 	"path/filepath"
 	"strconv"
@@ -81,13 +83,16 @@ func isLibcuda(base string) bool { return strings.HasPrefix(base, "libcuda.so") 
 
 // mappedAt returns the first file mapping of a process that wanted accepts, or nil.
 func mappedAt(process string, wanted func(path string, from, to uint64) bool) (*mappedFile, error) {
-	maps, err := os.ReadFile(filepath.Join("/proc", process, "maps"))
+	const most = 64 << 20 // bytes: a process may map as many files as it likes, under paths of any length
+	maps, err := os.Open(filepath.Join("/proc", process, "maps"))
 	if err != nil {
 		return nil, err
 	}
-	for line := range strings.Lines(string(maps)) {
+	defer maps.Close()
+	lines := bufio.NewScanner(io.LimitReader(maps, most))
+	for lines.Scan() {
 		// from-to perms offset dev inode path; the path may contain blanks
-		fields := strings.SplitN(strings.TrimSuffix(line, "\n"), " ", 6)
+		fields := strings.SplitN(lines.Text(), " ", 6)
 		if len(fields) < 6 {
 			continue
 		}
@@ -103,5 +108,5 @@ func mappedAt(process string, wanted func(path string, from, to uint64) bool) (*
 		}
 		return &mappedFile{path: path, device: fields[3], inode: fields[4]}, nil
 	}
-	return nil, nil
+	return nil, lines.Err()
 }

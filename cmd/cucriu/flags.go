@@ -149,7 +149,7 @@ func cudaProcesses(patience time.Duration) (all []string) {
 				continue // one of ours asks the driver
 			}
 			name := status.Name
-			if line, err := os.ReadFile(fmt.Sprintf("/proc/%d/cmdline", pid)); err == nil && len(line) > 0 {
+			if line, err := proc.ReadText(fmt.Sprintf("/proc/%d/cmdline", pid)); err == nil && len(line) > 0 {
 				program, args, _ := strings.Cut(string(line), "\x00")
 				name = proc.Printable(strings.TrimSpace(filepath.Base(program) + " " + strings.ReplaceAll(args, "\x00", " ")))
 			}

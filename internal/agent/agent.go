@@ -9,13 +9,10 @@ import (
 	"bytes"
 	"context"
 	"crypto/rand"
-	"debug/elf"
 	"encoding/binary"
 	"errors"
 	"fmt"
-	"os"
 	"path/filepath"
-	"regexp"
 	"slices"
 	"strings"
 	"time"
@@ -158,9 +155,6 @@ const (
 	commandOffset = 12
 )
 
-// library is how the library's file is called; criu adds to the name of one that was removed. The tests have a small one.
-var library = regexp.MustCompile(`^(guest|small).*\.so`)
-
 var magic = [8]byte{'c', 'u', 'c', 'r', 'i', 'u', 1}
 
 // Agent is the agent of a process.
@@ -175,17 +169,18 @@ func Find(process *proc.Process) (*Agent, error) {
 	if err != nil {
 		return nil, err
 	}
-	for _, m := range mappings {
-		name := strings.TrimSuffix(filepath.Base(m.Pathname), " (deleted)")
-		if m.Offset != 0 || !library.MatchString(name) {
+	for left := mostLibraries; len(mappings) > 0 && left > 0; mappings = mappings[1:] {
+		m := mappings[0]
+		if m.Offset != 0 || !library.MatchString(strings.TrimSuffix(filepath.Base(m.Pathname), " (deleted)")) {
 			continue
 		}
-		offset, err := mailboxIn(fmt.Sprintf("/proc/%d/map_files/%x-%x", process.PID, m.StartAddr, m.EndAddr))
-		if errors.Is(err, elf.ErrNoSymbols) {
-			continue // another library
+		left--
+		offset, err := mailboxIn(process.ReadMemory, uint64(m.StartAddr))
+		if errors.Is(err, proc.ErrGone) {
+			return nil, err
 		}
 		if err != nil {
-			return nil, fmt.Errorf("%s in process %d: %w", name, process.PID, err)
+			continue // another library, or a file that is no library
 		}
 		a := &Agent{process, uint64(m.StartAddr) + offset}
 		box, err := a.read()
@@ -198,28 +193,6 @@ func Find(process *proc.Process) (*Agent, error) {
 		return a, nil
 	}
 	return nil, nil
-}
-
-func mailboxIn(path string) (offset uint64, err error) {
-	file, err := os.Open(path)
-	if err != nil {
-		return 0, err
-	}
-	defer file.Close()
-	object, err := elf.NewFile(file)
-	if err != nil {
-		return 0, err
-	}
-	symbols, err := object.DynamicSymbols()
-	if err != nil {
-		return 0, err
-	}
-	for _, s := range symbols {
-		if s.Name == symbol {
-			return s.Value, nil
-		}
-	}
-	return 0, elf.ErrNoSymbols
 }
 
 // endOf returns where what a version's mailbox has ends.

@@ -166,9 +166,9 @@ func aboutProcess(pid int, f preflight.Finding) preflight.Finding {
 // processName names a process for people.
 func processName(pid int) string { return aboutProcess(pid, preflight.Finding{}).Subject() }
 
-// readText reads a small file below /proc; it is empty if the process has ended.
+// readText reads a file below /proc; it is empty if the process has ended, or has made it too long.
 func readText(format string, arguments ...any) string {
-	text, _ := os.ReadFile(fmt.Sprintf(format, arguments...))
+	text, _ := proc.ReadText(fmt.Sprintf(format, arguments...))
 	return string(text)
 }
 

@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"errors"
 	"fmt"
+	"io"
 	"maps"
 	"os"
 	"path/filepath"
@@ -78,15 +79,34 @@ func (s *snapshot) peersOf(processes []Process, holdings map[int]*nvrm.Holdings)
 func (u *peerUse) lookAt(l *look) {
 	u.pyTorch, u.jax = l.maps(pyTorchFile), l.maps(jaxFile)
 	u.mapped = contextNodes(l.mapped)
-	u.environment = l.environment
+	u.environment = l.environment()
 	_, asksNewName := getenv(u.environment, pyTorchNewName)
-	u.newName = asksNewName && slices.ContainsFunc(l.mapped, func(m mapping) bool {
-		if !strings.HasPrefix(filepath.Base(m.name()), "libc10") {
-			return false
+	u.newName = asksNewName && l.libc10Has(pyTorchNewName)
+}
+
+// libc10Has reports whether a library of PyTorch that the process maps has a text. The process may call anything so:
+// no more is read than such libraries take, a few MiB each.
+func (l *look) libc10Has(text string) bool {
+	const most = 64 << 20 // bytes, of all of them
+	left := int64(most)
+	read := make(map[string]bool)
+	for _, m := range l.mapped {
+		if read[m.name()] || left == 0 || !strings.HasPrefix(filepath.Base(m.name()), "libc10") {
+			continue
 		}
-		content, err := os.ReadFile(m.path()) // a few MiB
-		return err == nil && bytes.Contains(content, []byte(pyTorchNewName))
-	})
+		read[m.name()] = true
+		f, err := os.Open(m.path())
+		if err != nil {
+			continue
+		}
+		content, _ := io.ReadAll(io.LimitReader(f, left))
+		f.Close()
+		left -= int64(len(content))
+		if bytes.Contains(content, []byte(text)) {
+			return true
+		}
+	}
+	return false
 }
 
 // contexts returns on how many GPUs the process has a context. NVML lists only processes with a

@@ -129,3 +129,21 @@ func TestHoldingFindings(t *testing.T) {
 		})
 	}
 }
+
+// FuzzEnvironment: a process writes there what it likes.
+func FuzzEnvironment(f *testing.F) {
+	f.Add("A=b\x00PYTORCH_CUDA_ALLOC_CONF=max_split_size_mb:128,expandable_segments:True\x00")
+	f.Add("NCCL_P2P_DISABLE=0x1\x00NCCL_SHM_DISABLE=1")
+	f.Add("PYTORCH_ALLOC_CONF=\x00=\x00\xff\x1b[31m=,:,:")
+	f.Add("")
+	f.Fuzz(func(t *testing.T, text string) {
+		environment := strings.Split(text, "\x00")
+		u := peerUse{of: &Process{}, pyTorch: true, environment: environment}
+		if u.expandable() && !strings.Contains(text, "expandable_segments") {
+			t.Errorf("%q names no setting", text)
+		}
+		if ncclIsHarmless(environment) && !strings.Contains(text, "NCCL_SHM_DISABLE=") {
+			t.Errorf("%q switches nothing off", text)
+		}
+	})
+}

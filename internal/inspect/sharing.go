@@ -209,7 +209,7 @@ func (u *ncclUse) lookFor(l *look) {
 	if more := len(u.evidence) - most; more > 0 {
 		u.evidence = append(u.evidence[:most], fmt.Sprintf("and %d more", more))
 	}
-	u.harmless = ncclIsHarmless(l.environment)
+	u.harmless = ncclIsHarmless(l.environment())
 }
 
 // ncclIsHarmless reports whether an environment switches off both transports that share device

@@ -1,7 +1,6 @@
 package inspect
 
 import (
-	"bufio"
 	"errors"
 	"fmt"
 	"os"
@@ -102,8 +101,7 @@ type look struct {
 	// spaces are its namespaces by kind: see namespaceOf.
 	spaces map[string]string
 
-	environment []string // as it was started
-	threads     []int
+	threads []int
 }
 
 // mapping is a mapped file, or what the kernel shows as one.
@@ -148,7 +146,6 @@ func lookAt(pid int) (*look, error) {
 		l.spaces[kind] = namespaceOf(strconv.Itoa(pid), kind)
 	}
 	l.uses = l.driverUse()
-	l.environment = strings.Split(readText("/proc/%d/environ", pid), "\x00")
 	l.threads, _ = proc.Threads(pid)
 	var err error
 	l.status, err = proc.ReadStatus(pid)
@@ -158,26 +155,11 @@ func lookAt(pid int) (*look, error) {
 // readMappings reads the mappings that have a name. A program of PyTorch has thousands, and its workers
 // are looked at while the job is paused, so they are not parsed any further.
 func (l *look) readMappings() error {
-	maps, err := os.Open(fmt.Sprintf("/proc/%d/maps", l.pid))
-	if err != nil {
-		return proc.GoneOr(l.pid, err)
-	}
-	defer maps.Close()
 	names := make(map[string]bool)
-	lines := bufio.NewScanner(maps)
-	for lines.Scan() {
-		fields := strings.SplitN(lines.Text(), " ", 6) // START-END PERMISSIONS OFFSET DEVICE INODE NAME
-		link := strings.TrimLeft(fields[len(fields)-1], " ")
-		if len(fields) < 6 || link == "" {
-			continue
-		}
-		start, end, _ := strings.Cut(fields[0], "-")
-		var r proc.Range
-		var startErr, endErr error
-		r.Start, startErr = strconv.ParseUint(start, 16, 64)
-		r.End, endErr = strconv.ParseUint(end, 16, 64)
-		if err := errors.Join(startErr, endErr); err != nil {
-			return fmt.Errorf("maps of process %d: %q: %w", l.pid, lines.Text(), err)
+	return proc.EachMapping(l.pid, func(line string) error {
+		r, fields, link, err := proc.SplitMapping(line)
+		if err != nil || link == "" {
+			return err
 		}
 		f := &file{of: l, at: fmt.Sprintf("map_files/%x-%x", r.Start, r.End), how: "mapped", link: link}
 		l.mapped = append(l.mapped, mapping{f, r, strings.HasSuffix(fields[1], "s")})
@@ -185,11 +167,8 @@ func (l *look) readMappings() error {
 			names[name] = true
 			l.names = append(l.names, name)
 		}
-	}
-	if err := lines.Err(); err != nil {
-		return proc.GoneOr(l.pid, err)
-	}
-	return nil
+		return nil
+	})
 }
 
 // readDescriptors reads the descriptors, or only those whose links are wanted.
@@ -220,6 +199,11 @@ func (l *look) follow(at, how string) *file {
 	}
 	f.link = link
 	return f
+}
+
+// environment is that with which the process was started, unless it has put something else there.
+func (l *look) environment() []string {
+	return strings.Split(readText("/proc/%d/environ", l.pid), "\x00")
 }
 
 // about returns the finding, marked as one about this process.

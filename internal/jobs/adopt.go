@@ -25,7 +25,7 @@ func adoptedRecord(o Options) (record, error) {
 	if r.Name == "" {
 		r.Name = filepath.Base(o.Dir)
 	}
-	line, err := os.ReadFile(fmt.Sprintf("/proc/%d/cmdline", o.Adopt))
+	line, err := proc.ReadText(fmt.Sprintf("/proc/%d/cmdline", o.Adopt))
 	if err == nil {
 		r.WorkDir, err = os.Readlink(fmt.Sprintf("/proc/%d/cwd", o.Adopt))
 	}

@@ -7,7 +7,6 @@ import (
 	"os"
 	"slices"
 
-	"github.com/prometheus/procfs"
 	"golang.org/x/sys/unix"
 )
 
@@ -26,19 +25,6 @@ type AddressSpace struct {
 	// Private lists the mappings that are private, anonymous, readable and writable: memory
 	// that is shared with no other process and backed by no file.
 	Private []Range
-}
-
-// Mappings reads /proc/PID/maps.
-func Mappings(pid int) ([]*procfs.ProcMap, error) {
-	process, err := procfs.NewProc(pid)
-	if err != nil {
-		return nil, GoneOr(pid, err)
-	}
-	mappings, err := process.ProcMaps()
-	if err != nil {
-		return nil, GoneOr(pid, err)
-	}
-	return mappings, nil
 }
 
 // ReadAddressSpace reads the mappings of a process. The result is a consistent snapshot

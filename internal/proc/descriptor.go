@@ -89,14 +89,22 @@ type DescriptorInfo struct {
 
 // ReadDescriptor reads what /proc tells of a descriptor.
 func ReadDescriptor(pid int, fd string) (info DescriptorInfo, err error) {
-	text, err := os.ReadFile(fmt.Sprintf("/proc/%d/fdinfo/%s", pid, fd))
+	text, err := ReadText(fmt.Sprintf("/proc/%d/fdinfo/%s", pid, fd))
 	if err != nil {
 		return info, GoneOr(pid, err)
 	}
-	info.text = string(text)
+	info, err = parseDescriptor(string(text))
+	if err != nil {
+		err = fmt.Errorf("fdinfo of descriptor %s of process %d: %w", fd, pid, err)
+	}
+	return info, err
+}
+
+func parseDescriptor(text string) (DescriptorInfo, error) {
+	info := DescriptorInfo{text: text}
 	flags, err := strconv.ParseInt(info.Field("flags"), 8, 64)
 	if err != nil {
-		return info, fmt.Errorf("fdinfo of descriptor %s of process %d has no flags: %q", fd, pid, text)
+		return info, fmt.Errorf("it has no flags: %q", text[:min(len(text), 200)])
 	}
 	info.Flags = int(flags)
 	return info, nil

@@ -144,7 +144,7 @@ func heldByAncestor(pid int, dir os.FileInfo) bool {
 			if err != nil || !os.SameFile(info, dir) {
 				continue
 			}
-			data, err := os.ReadFile(filepath.Join("/proc", strconv.Itoa(pid), "fdinfo", entry.Name()))
+			data, err := proc.ReadText(filepath.Join("/proc", strconv.Itoa(pid), "fdinfo", entry.Name()))
 			if err == nil && strings.Contains(string(data), "FLOCK") {
 				return true
 			}
