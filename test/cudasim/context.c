@@ -4,6 +4,7 @@
 #include <pthread.h>
 #include <stdlib.h>
 
+#include "held.h"
 #include "memory.h"
 
 struct sim_context {
@@ -65,6 +66,7 @@ static CUresult create(CUcontext *out, int device, bool primary)
 	contexts = c;
 	sim.device[device].contexts++;
 	pthread_mutex_unlock(&mutex);
+	held_note();
 	*out = c;
 	return CUDA_SUCCESS;
 }
@@ -80,6 +82,7 @@ static void destroy(CUcontext c)
 	*at = c->next;
 	int left = --sim.device[device].contexts;
 	pthread_mutex_unlock(&mutex);
+	held_note();
 	device_account(device, -(int64_t)SIM_CONTEXT_BYTES);
 	if (!left && !sim.device[device].bytes)
 		account_drop(&sim.host, sim.device[device].gpu, sim.name);

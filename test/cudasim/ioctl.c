@@ -3,10 +3,9 @@
  * asked through the simulated nvidiactl, which is another driver's device, so whoever
  * asks calls this with the borrowed descriptor. Its owner (F_SETOWN) is the process.
  *
- * A process has one client, with a subdevice for each GPU of the host and an object for
- * each piece of memory that it has imported or that was imported from it, and one for the
- * rest. A process on several GPUs lacks that one: whoever adds up what it has finds too
- * little, and does not believe what is missing here, such as fabric objects.
+ * A process has one client, with a subdevice for each GPU of the host, an object for
+ * each piece of memory that it has imported or that was imported from it, one for all
+ * other memory of each GPU, and what it says of itself in ROOT/procs: see held.h.
  *
  * ROOT/nvrm, one line: `silent` (no answer, as of another device), `lie` (nothing is
  * ever shared).
@@ -21,9 +20,18 @@
 #include <string.h>
 #include <unistd.h>
 
+#include "held.h"
 #include "imports.h"
 
-enum { CLIENT = 0xc1d00000, OBJECT = 0x5c000000, DEVICE = OBJECT + 2, SUBDEVICE = OBJECT + 3, PER_GPU = 9, MEMORY = OBJECT + 0x100, MOST = 64, REST = MEMORY + MOST };
+enum { MOST = 2048, OTHERS = 16, CLIENT = 0xc1d00000, OBJECT = 0x5c000000, DEVICE = OBJECT + 2, SUBDEVICE = OBJECT + 3, PER_GPU = 9 };
+enum {
+	REST = OBJECT + 0x100, /* and one handle for each GPU */
+	P2P = REST + SIM_MAX_GPUS,
+	NUMA = P2P + SIM_MAX_GPUS * SIM_MAX_GPUS, /* two each: the driver has a duplicate */
+	POOL = NUMA + 2 * HELD_MOST,
+	FABRIC = POOL + HELD_MOST, /* OTHERS each: itself, and one duplicate for each other GPU that has it */
+	MEMORY = FABRIC + OTHERS * HELD_MOST,
+};
 enum { OK = 0, INVALID_CLIENT = 0x23, NO_OBJECT = 0x57, NOT_SUPPORTED = 0x56 };
 
 struct rm_control {
@@ -37,45 +45,39 @@ static struct asked {
 	int pid; /* of the client */
 	bool lies, silent;
 	const char *self;
+
+	/* What that process has, as of the last question about its first GPU, with which a search begins. */
+	int of;
+	struct held held;
+	struct sim_import memory[MOST]; /* the imports in which it takes part */
+	int nmemory;
+	uint64_t rest[SIM_MAX_GPUS]; /* the memory of each GPU that has no object of its own */
 } asked;
 
-/* The imports in which a process takes part. */
-static int memory_of(struct sim_import *found)
+static int imports(struct sim_import all[MOST]) { return asked.lies ? 0 : import_list(&asked.host, asked.self, all, MOST); }
+
+static void look_again(void)
 {
-	struct sim_import all[MOST];
-	int n = asked.lies ? 0 : import_list(&asked.host, asked.self, all, MOST), m = 0;
+	static struct sim_import all[MOST];
+	struct account_use use[256];
+	uint64_t used;
+	int n = imports(all);
+	asked.of = asked.pid;
+	asked.nmemory = 0;
 	for (int i = 0; i < n; i++)
 		if (all[i].importer_pid == asked.pid || all[i].exporter_pid == asked.pid)
-			found[m++] = all[i];
-	return m;
-}
-
-/* What a process holds on a GPU, imports not counted. */
-static uint64_t held_on(int gpu, int pid)
-{
-	struct account_use use[256];
-	uint64_t used, held = 0;
-	int n = account_list(&asked.host, gpu, asked.self, &used, use, 256);
-	for (int i = 0; i < n && i < 256; i++)
-		held += use[i].pid == pid ? use[i].bytes : 0;
-	return held;
-}
-
-/* The memory that has no object of its own, and the GPU it is on; 0 if there are several. */
-static uint64_t rest_of(int *gpu)
-{
-	struct sim_import memory[MOST];
-	uint64_t rest = 0;
-	int gpus = 0, n = memory_of(memory);
-	for (int i = 0; i < asked.host.ngpus; i++) {
-		uint64_t held = held_on(i, asked.pid);
-		if (held)
-			rest = held, *gpu = i, gpus++;
+			asked.memory[asked.nmemory++] = all[i];
+	for (int gpu = 0; gpu < asked.host.ngpus; gpu++) {
+		uint64_t *rest = &asked.rest[gpu];
+		int uses = account_list(&asked.host, gpu, asked.self, &used, use, 256);
+		*rest = 0;
+		for (int i = 0; i < uses && i < 256; i++)
+			*rest += use[i].pid == asked.pid ? use[i].bytes : 0;
+		for (int i = 0; i < asked.nmemory; i++)
+			if (asked.memory[i].exporter_pid == asked.pid && asked.memory[i].gpu == gpu)
+				*rest -= asked.memory[i].size < *rest ? asked.memory[i].size : *rest;
 	}
-	for (int i = 0; i < n; i++)
-		if (memory[i].exporter_pid == asked.pid)
-			rest -= memory[i].size < rest ? memory[i].size : rest;
-	return gpus == 1 ? rest : 0;
+	held_read(&asked.host, asked.pid, asked.self, &asked.held);
 }
 
 static uint64_t address_of(const struct sim_import *i)
@@ -86,22 +88,45 @@ static uint64_t address_of(const struct sim_import *i)
 	return (hash << 20) + i->offset;
 }
 
+/* Whether an object is one of a kind; which one, if so. */
+static bool is_one(uint32_t object, uint32_t first, uint32_t count, uint32_t *which)
+{
+	*which = object - first;
+	return object >= first && *which < count;
+}
+
+static bool is_fabric(uint32_t object, uint32_t *which)
+{
+	if (!is_one(object, FABRIC, OTHERS * asked.held.fabrics, which))
+		return false;
+	uint32_t duplicate = *which % OTHERS;
+	*which /= OTHERS;
+	return duplicate <= asked.held.fabric[*which].others;
+}
+
 static uint32_t handle_info(uint32_t client, uint32_t object, uint32_t index, uint64_t *result)
 {
-	struct sim_import memory[MOST];
-	uint32_t gpu = (object - SUBDEVICE) / PER_GPU;
-	int of_rest = 0;
+	uint32_t i, class = 0, gpu = 0;
+	if (asked.of != asked.pid || object == SUBDEVICE)
+		look_again();
 	if (object == client) {
-		*result = 0x41;
-	} else if (object >= SUBDEVICE && (object - SUBDEVICE) % PER_GPU == 0 && gpu < (uint32_t)asked.host.ngpus) {
-		*result = index == 2 ? 0x2080 : DEVICE + gpu * PER_GPU;
-	} else if (object >= MEMORY && object < MEMORY + MOST && (int)(object - MEMORY) < memory_of(memory)) {
-		*result = index == 2 ? 0x40 : DEVICE + (uint32_t)memory[object - MEMORY].gpu * PER_GPU;
-	} else if (object == REST && rest_of(&of_rest)) {
-		*result = index == 2 ? 0x40 : DEVICE + (uint32_t)of_rest * PER_GPU;
+		class = 0x41;
+	} else if (is_one(object, SUBDEVICE, PER_GPU * (uint32_t)asked.host.ngpus, &i) && i % PER_GPU == 0) {
+		class = 0x2080, gpu = i / PER_GPU;
+	} else if (is_one(object, REST, (uint32_t)asked.host.ngpus, &i) && asked.rest[i]) {
+		class = 0x40, gpu = i;
+	} else if (is_one(object, MEMORY, (uint32_t)asked.nmemory, &i)) {
+		class = 0x40, gpu = (uint32_t)asked.memory[i].gpu;
+	} else if (is_one(object, P2P, asked.held.peers, &i)) {
+		class = 0x503b;
+	} else if (is_one(object, NUMA, 2 * asked.held.numa, &i)) {
+		class = 0x3e;
+	} else if (is_one(object, POOL, asked.held.pools, &i) || is_fabric(object, &i)) {
+		class = 0xf8;
 	} else {
 		return NO_OBJECT;
 	}
+	*result = index == 2 ? class : DEVICE + gpu * PER_GPU;
 	return OK;
 }
 
@@ -130,50 +155,65 @@ struct pid_info {
 
 static uint32_t pid_infos(int gpu, struct pid_info *list, uint32_t count)
 {
-	struct sim_import all[MOST];
-	int imports = asked.lies ? 0 : import_list(&asked.host, asked.self, all, MOST);
+	static struct sim_import all[MOST];
+	struct account_use use[256];
+	uint64_t used;
+	int n = imports(all), uses = account_list(&asked.host, gpu, asked.self, &used, use, 256);
 	for (uint32_t i = 0; i < count; i++) {
 		list[i].result = OK;
-		list[i].private = list[i].duplicated = 0;
-		list[i].owned = held_on(gpu, (int)list[i].pid);
-		for (int j = 0; j < imports; j++)
+		list[i].private = list[i].duplicated = list[i].owned = 0;
+		for (int j = 0; j < uses && j < 256; j++)
+			list[i].owned += use[j].pid == (int)list[i].pid ? use[j].bytes : 0;
+		for (int j = 0; j < n; j++)
 			if (all[j].importer_pid == (int)list[i].pid && all[j].gpu == gpu)
 				*(all[j].exporter_pid < 0 ? &list[i].owned : &list[i].duplicated) += all[j].size;
 	}
 	return OK;
 }
 
+/* Is one object the other's duplicate? */
+static bool duplicates(uint32_t one, uint32_t other)
+{
+	uint32_t i, j;
+	if (is_one(one, NUMA, 2 * asked.held.numa, &i) && is_one(other, NUMA, 2 * asked.held.numa, &j))
+		return i / 2 == j / 2;
+	return is_fabric(one, &i) && is_fabric(other, &j) && i == j;
+}
+
 static uint32_t control(uint32_t client, uint32_t object, uint32_t command, char *p)
 {
-	struct sim_import memory[MOST];
-	int at = (int)(object - MEMORY), gpu = (int)(object - SUBDEVICE) / PER_GPU;
-	bool rest = object == REST;
+	uint32_t i, gpu = (object - SUBDEVICE) / PER_GPU;
 	if (client != CLIENT + (uint32_t)asked.pid % 0x400)
 		return INVALID_CLIENT;
 	if (command == 0xd02)
 		return handle_info(client, *(uint32_t *)p, *(uint32_t *)(p + 4), (uint64_t *)(p + 8));
-	if (command >> 16 == 0x41 && !rest && (at < 0 || at >= memory_of(memory)))
+	bool rest = is_one(object, REST, (uint32_t)asked.host.ngpus, &i);
+	if (command >> 16 == 0x41 && !rest && !is_one(object, MEMORY, (uint32_t)asked.nmemory, &i))
 		return NO_OBJECT;
 	switch (command) {
 	case 0x410110:
 		if (*(uint32_t *)p != 1 || **(uint32_t **)(p + 8) != 7)
 			return NOT_SUPPORTED;
-		(*(uint32_t **)(p + 8))[1] = (uint32_t)((rest ? rest_of(&gpu) : memory[at].size) >> 12);
+		(*(uint32_t **)(p + 8))[1] = (uint32_t)((rest ? asked.rest[i] : asked.memory[i].size) >> 12);
 		return OK;
 	case 0x410103:
 		memset(p, 0, 48);
-		*(uint64_t *)p = rest ? (uint64_t)asked.pid << 40 : address_of(&memory[at]);
+		*(uint64_t *)p = rest ? (uint64_t)asked.pid << 40 : address_of(&asked.memory[i]);
+		return OK;
+	case 0xf80101:
+		*(uint32_t *)(p + 16) = is_one(object, POOL, asked.held.pools, &i); /* flexible */
+		*(uint64_t *)p = is_fabric(object, &i) ? asked.held.fabric[i].size : 0;
 		return OK;
 	case 0xd07:
-		p[8] = 0;
+		p[8] = duplicates(*(uint32_t *)p, *(uint32_t *)(p + 4));
 		return OK;
 	case 0x20800142:
-		*(uint32_t *)p = (uint32_t)gpu + 1;
+		*(uint32_t *)p = gpu + 1;
 		return OK;
 	case 0x2080018d:
 		return list_pids((uint32_t *)(p + 8), (uint32_t *)(p + 12), 950);
 	case 0x2080018e:
-		return pid_infos(gpu, (struct pid_info *)(p + 8), *(uint32_t *)p);
+		return pid_infos((int)gpu, (struct pid_info *)(p + 8), *(uint32_t *)p);
 	}
 	return NOT_SUPPORTED;
 }

@@ -1,5 +1,6 @@
 /* memory.c: device, managed and pinned memory, and staging it for a checkpoint. */
 #define _GNU_SOURCE
+#include "held.h"
 #include "imports.h"
 
 #include <errno.h>
@@ -89,6 +90,7 @@ struct allocation *memory_new(enum memory_kind kind, int device, CUcontext conte
 	a->next = allocations;
 	allocations = a;
 	pthread_mutex_unlock(&list_mutex);
+	held_note();
 	return a;
 }
 
@@ -174,6 +176,7 @@ static void memory_release(struct allocation *a)
 	if (outlives)
 		account_add(&sim.host, sim.device[a->device].gpu, sim.name, a->exported, (int64_t)a->size);
 	free(a);
+	held_note();
 }
 
 /* Takes the first allocation that fits out of the list. */

@@ -2,6 +2,7 @@
 #include "peer.h"
 
 #include "context.h"
+#include "held.h"
 
 /* peers[i] has bit j when the contexts of device i may access what cuMemAlloc gave on device j. */
 static _Atomic uint32_t peers[SIM_MAX_GPUS];
@@ -39,6 +40,39 @@ CUresult memory_reach(CUcontext c, CUdeviceptr p, uint64_t n, bool kernel)
 	return CUDA_SUCCESS;
 }
 
+uint32_t peers_of(const struct allocation *a)
+{
+	uint32_t others = 0;
+	for (int i = 0; i < sim.ndevices; i++)
+		if (i != a->device && sim.device[i].contexts && reaches(a, i))
+			others |= 1u << i;
+	return others;
+}
+
+struct pairs {
+	uint32_t with[SIM_MAX_GPUS];
+};
+
+static CUresult pair_of(struct allocation *a, void *pairs)
+{
+	if (a->kind == MEMORY_DEVICE)
+		((struct pairs *)pairs)->with[a->device] |= peers_of(a);
+	return CUDA_SUCCESS;
+}
+
+uint32_t peers_pairs(void)
+{
+	struct pairs pairs = {0};
+	uint32_t n = 0;
+	memory_each(pair_of, &pairs);
+	for (int i = 0; i < sim.ndevices; i++)
+		for (int j = 0; j < i; j++) {
+			uint32_t from = atomic_load(&peers[i]) | pairs.with[i], to = atomic_load(&peers[j]) | pairs.with[j];
+			n += (from >> j | to >> i) & 1;
+		}
+	return n;
+}
+
 static CUresult restorable(struct allocation *a, void *unused)
 {
 	(void)unused;
@@ -48,10 +82,7 @@ static CUresult restorable(struct allocation *a, void *unused)
 		return a->context ? CUDA_ERROR_INVALID_VALUE : CUDA_ERROR_NOT_SUPPORTED;
 	if (a->kind != MEMORY_DEVICE || a->pool || a->size < sim.host.peer_limit)
 		return CUDA_SUCCESS;
-	for (int i = 0; i < sim.ndevices; i++)
-		if (i != a->device && sim.device[i].contexts && reaches(a, i))
-			return CUDA_ERROR_INVALID_VALUE;
-	return CUDA_SUCCESS;
+	return peers_of(a) ? CUDA_ERROR_INVALID_VALUE : CUDA_SUCCESS;
 }
 
 static CUresult without_fabric(struct allocation *a, void *unused)
@@ -67,6 +98,7 @@ void peers_restored(void)
 {
 	memory_each(without_fabric, NULL);
 	pools_restored();
+	held_note();
 }
 
 EXPORT CUresult cuDeviceCanAccessPeer(int *out, CUdevice ordinal, CUdevice peer)
@@ -105,6 +137,7 @@ static CUresult set_peer(CUcontext peer, bool on)
 		r = memory_each(reachable_anew, &to);
 	if (!r)
 		atomic_fetch_xor(&peers[from], 1u << to);
+	held_note();
 	gate_leave();
 	return r;
 }

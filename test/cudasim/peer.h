@@ -12,6 +12,11 @@
 
 /* CUDA_SUCCESS, or why a restore fails in its middle: 1 or 999. */
 CUresult peers_restorable(void);
+/* The devices, as bits, that access an allocation of another one. */
+uint32_t peers_of(const struct allocation *a);
+/* How many pairs of devices access one another's memory. */
+uint32_t peers_pairs(void);
+
 /* What is gone after a restore that succeeds. */
 void peers_restored(void);
 
@@ -22,5 +27,7 @@ int location_device(CUmemLocation location);
 bool pool_reaches(CUmempool pool, int device);
 bool pool_lost(CUmempool pool, int device);
 void pools_restored(void);
+/* How many pools another device accesses. */
+uint32_t pools_shared(void);
 
 #endif

@@ -3,6 +3,7 @@
 #include <stdlib.h>
 
 #include "context.h"
+#include "held.h"
 #include "peer.h"
 #include "stream.h"
 
@@ -39,6 +40,16 @@ void pools_restored(void)
 		p->access = 0;
 		p->fabric = false;
 	}
+}
+
+uint32_t pools_shared(void)
+{
+	uint32_t n = 0;
+	pthread_mutex_lock(&mutex);
+	for (struct sim_pool *p = pools; p; p = p->next)
+		n += p->access != 0;
+	pthread_mutex_unlock(&mutex);
+	return n;
 }
 
 EXPORT CUresult cuMemPoolCreate(CUmempool *out, const CUmemPoolProps *props)
@@ -98,6 +109,7 @@ EXPORT CUresult cuMemPoolSetAccess(CUmempool pool, const CUmemAccessDesc *access
 			pool->access &= ~(1u << device);
 		}
 	}
+	held_note();
 	gate_leave();
 	return r;
 }
@@ -116,6 +128,7 @@ EXPORT CUresult cuMemAllocFromPoolAsync(CUdeviceptr *out, size_t n, CUmempool po
 		struct allocation *a = memory_new(MEMORY_DEVICE, pool->device, c, n);
 		if (a) {
 			a->pool = pool;
+			held_note();
 			*out = a->va;
 		} else {
 			r = CUDA_ERROR_OUT_OF_MEMORY;

@@ -9,6 +9,7 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
+#include "held.h"
 #include "imports.h"
 #include "peer.h"
 
@@ -136,6 +137,7 @@ EXPORT CUresult cuMemUnmap(CUdeviceptr p, size_t n)
 				memory_remove_allocation(a);
 		}
 	}
+	held_note();
 	gate_leave();
 	return r;
 }
@@ -166,6 +168,7 @@ EXPORT CUresult cuMemSetAccess(CUdeviceptr p, size_t n, const CUmemAccessDesc *a
 		}
 		at = a->va + a->size;
 	}
+	held_note();
 	gate_leave();
 	return r;
 }

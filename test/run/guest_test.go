@@ -19,12 +19,14 @@ func TestAJobOnTwoGPUsHasTheGuest(t *testing.T) {
 	for memory, options := range map[string][]string{"vmm": nil, "alloc": {"--ipc-handles"}} {
 		t.Run(memory, func(t *testing.T) {
 			testenv.Simulated(t, func(t *testing.T) {
-				w := worldOn(t, testenv.NewHost(t, 2, "--mib-per-gpu", "200", "--peer-limit-mib", "8"))
+				host := testenv.NewHost(t, 2, "--mib-per-gpu", "1200", "--peer-limit-mib", "8")
+				host.NVML("add 752") // so much that only the kernel module can tell that no allocation is large
+				w := worldOn(t, host)
 				w.command = append([]string{testenv.Artefact(t, "make workload", "build", "workload", "cudawork"), "--dir", w.work, "--gpus", "0,1", "--peer", "both", "--memory", memory, "--mib", "16"}, options...)
 				w.cuda = w.work
 				r := w.run()
 				r.says("LD_PRELOAD=" + filepath.Join(w.dir, guest.File) + " is set")
-				r.verified(1)
+				r.verified(2)
 				r.killsAll()
 				newest := w.newest()
 				before, err := os.Stat(filepath.Join(w.dir, guest.File))
