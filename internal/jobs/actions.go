@@ -317,21 +317,14 @@ func (s *supervisor) endGivenUp() (int, error) {
 
 // endJob tells how the job has ended by itself.
 func (s *supervisor) endJob() (int, error) {
-	status := s.exit.Code()
-	message := fmt.Sprintf("%s has ended with exit status %d", s.name, status)
-	if s.exit.Unknown {
-		message = s.name + " has ended, but on this kernel only its parent learns how: if it has finished, remove this directory"
-	}
-	if s.exit.Status.Signaled() {
-		message = fmt.Sprintf("%s was killed by %v", s.name, unix.SignalName(s.exit.Status.Signal()))
-	}
+	status, next := s.exit.Code(), ""
 	if status == 0 {
 		if err := s.finish(status, s.exit.At); err != nil {
 			return 0, err
 		}
 	} else if all, err := s.store.Checkpoints(); err == nil && len(all) > 0 {
-		message += "; " + s.resumesFrom(all)
+		next = "; " + s.resumesFrom(all)
 	}
-	s.tell(Event{Event: EventEnded, Status: status, Message: message})
+	s.tellEnded(s.exit, next)
 	return status, s.endSandbox()
 }

@@ -97,6 +97,9 @@ func (s *starter) attach(ctx context.Context) (bool, error) {
 		if exit != nil && exit.Code() == 0 {
 			return false, s.finish(exit.Code(), exit.At)
 		}
+		if exit != nil {
+			s.tellEnded(*exit, " while nobody supervised it")
+		}
 		return false, nil
 	}
 	if err != nil {
@@ -148,6 +151,9 @@ func (s *starter) attach(ctx context.Context) (bool, error) {
 	case p.Leaving && exit.Code() == 0: // at its scheduler's signal
 		return false, s.endSandbox()
 	case p.Leaving && exit.Status.Signaled() && exit.Status.Signal() == unix.SIGKILL: // by its last dump
+		return false, s.endSandbox()
+	case exit.Code() != 0 && !exit.Unknown: // it is resumed, which is what this command is for
+		s.tellEnded(*exit, " while nobody supervised it")
 		return false, s.endSandbox()
 	}
 	return true, nil // how it has ended is told later

@@ -10,6 +10,8 @@ import (
 	"slices"
 	"time"
 
+	"golang.org/x/sys/unix"
+
 	"cucriu/hooks"
 	"cucriu/internal/jobs/files"
 	"cucriu/internal/jobs/inside"
@@ -201,6 +203,19 @@ func (s *core) sayFinished() (status int) {
 	end := s.record.Finished
 	s.say(fmt.Sprintf("%s has finished on %s, with exit status %d; to run it again, name another --dir, or remove this one", s.record.Name, end.At.Local().Format(time.DateTime), end.Status))
 	return end.Status
+}
+
+// tellEnded tells how the job has ended, and more about that.
+func (s *core) tellEnded(exit sandbox.Exit, more string) {
+	status := exit.Code()
+	message := fmt.Sprintf("%s has ended with exit status %d", s.name, status)
+	if exit.Unknown {
+		message = s.name + " has ended, but on this kernel only its parent learns how: if it has finished, remove this directory"
+	}
+	if exit.Status.Signaled() {
+		message = fmt.Sprintf("%s was killed by %v", s.name, unix.SignalName(exit.Status.Signal()))
+	}
+	s.tell(Event{Event: EventEnded, Status: status, Message: message + more})
 }
 
 // age says when a checkpoint was made.

@@ -304,6 +304,7 @@ func (f *statusFile) begin(folder string, l Local) error {
 // runs notes that the job runs, or is paused, and when the next checkpoint is due; zero is never.
 func (f *statusFile) runs(paused bool, next time.Time) {
 	f.note(func(l *Local) {
+		l.ExitStatus = nil // of an end before this start
 		if l.State, l.Next = StateRunning, next; paused {
 			l.State, l.Next = StatePaused, time.Time{}
 		}

@@ -77,6 +77,36 @@ func TestTheStatusOfTheJobIsTheStatusOfTheCommand(t *testing.T) {
 	})
 }
 
+// TestAJobThatHasDiedUnsupervisedIsResumedAtOnce: the start that finds it dead says how it has ended, and
+// need not be repeated.
+func TestAJobThatHasDiedUnsupervisedIsResumedAtOnce(t *testing.T) {
+	testenv.Simulated(t, func(t *testing.T) {
+		w := newWorld(t)
+		r := w.run()
+		r.verified(1)
+		r.kill()
+		if err := unix.Kill(rootOf(t, w), unix.SIGKILL); err != nil {
+			t.Fatal(err)
+		}
+		w.exited()
+		r = w.run()
+		r.resumed("")
+		r.says("D was killed by SIGKILL while nobody supervised it")
+		w.ticks(3)
+		r.kill()
+		w.stop(7)
+		w.exited()
+		if err := os.Remove(filepath.Join(w.work, "stop")); err != nil {
+			t.Fatal(err)
+		}
+		r = w.run()
+		r.resumed("")
+		r.says("D has ended with exit status 7 while nobody supervised it")
+		w.finish(r)
+		inOrder(t, w)
+	})
+}
+
 // rootOf returns the pid of the job's root process as the test sees it. The job may run before its
 // supervisor has noted which it is.
 func rootOf(t *testing.T, w *world) (pid int) {
