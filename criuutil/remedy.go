@@ -26,6 +26,7 @@ const (
 	remedyMount     = "the job has a file open that its mount namespace cannot reach: start the job with its input and output in /dev/null, pipes or files inside the namespace, or specify the file with --external"
 	remedyFull      = "the file system of the image directory is full: free space on it, or dump to another file system"
 	remedyMakeProc  = "criu mounts the /proc of the job's pid namespace at proc.crtools in the job's working directory: remove that directory if a killed criu has left it, wait if another job is being dumped there, or start the job with its own /proc (unshare --mount-proc) or in a directory that can be written to"
+	remedyWatch     = "the job watches (inotify, fanotify) a file that its file system does not open by a handle, such as an overlay: give the path of that file with --irmap-scan-path, which cucriu check -t PID names"
 	remedyCgroup    = "the control groups cannot be handled as asked: give --manage-cgroups=soft to keep what exists, or --manage-cgroups=ignore, with which the job joins the control group of the restore"
 )
 
@@ -47,6 +48,7 @@ var known = []knownError{
 	{message: regexp.MustCompile(`^unix: Can't bind .*: Address already in use`), remedy: "the name of a UNIX socket of the job is in use on this host: end the program that has it (ss -xlp lists them), and restore again"},
 	{message: regexp.MustCompile(`^inet: In-flight connection`), remedy: "a client was just connecting to the job: try again, or give --skip-in-flight, which drops such connections"},
 	{message: regexp.MustCompile(`^unix: (?:External socket|Can't dump name-less external socket|Unix socket \d+ with(?:out| unreachable) peer)`), remedy: remedyUnix},
+	{message: regexp.MustCompile(`^fsnotify: \s*Can't dump that handle`), remedy: remedyWatch},
 	{message: regexp.MustCompile(`^Some file locks are hold by dumping tasks`), remedy: "the job holds file locks: give -l (--file-locks) to the dump and to the restore"},
 	{message: regexp.MustCompile(`^Can't lookup mount=\d+ for fd=-?\d+ |^The \d+ mount is not found for ghost|doesn't have mnt_id|^Open files on overmounted mounts`), remedy: remedyMount},
 	{message: regexp.MustCompile(`^(?:bfd: Error flushing image|page-xfer: .*|.*[Uu]nable to spill data.*): No space left on device`), remedy: remedyFull},

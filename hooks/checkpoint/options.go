@@ -138,5 +138,6 @@ func add(options *Options, more image.Options) {
 		}
 		opts.NetworkLock = method.Enum()
 	}
+	opts.IrmapScanPaths = append(opts.IrmapScanPaths, more.Watched...)
 	options.RPC = opts
 }

@@ -27,6 +27,8 @@ type Options struct {
 	GhostLimit     uint32 `json:"ghost_limit,omitempty"`  // bytes; 0 is CRIU's default. For the dump only
 	LinkRemap      bool   `json:"-"`                      // for a dump by plain CRIU only
 	NetworkLock    string `json:"network_lock,omitempty"` // "nftables" or "skip", or empty for CRIU's default
+	// Watched are files that the job watches and that CRIU can find by their names alone. For the dump only.
+	Watched []string `json:"-"`
 
 	// What the restore must find on its host.
 	Terminal bool     `json:"terminal,omitempty"` // the job has one
@@ -60,6 +62,9 @@ func (o Options) Arguments() []string {
 		if option.set {
 			args = append(args, option.text)
 		}
+	}
+	for _, path := range o.Watched {
+		args = append(args, "--irmap-scan-path "+path)
 	}
 	return args
 }

@@ -97,6 +97,7 @@ func (s *snapshot) optionsOf(ctx context.Context, asked Asked) (Wanted, error) {
 		w.add("--link-remap", fmt.Sprintf("process %d uses %s, which was removed, while the file has another name", w.Removed[0].PID, w.Removed[0].Path),
 			"such an image can be restored only once, and only where the file exists; cucriu dump does not need this option: it links the file to \"NAME (deleted)\"")
 	}
+	s.watches(&w)
 	return w, s.outside(&w)
 }
 

@@ -104,6 +104,9 @@ func (f *file) unrestorable() (why, remedy string) {
 		}
 		return "", ""
 	}
+	if f.link == "anon_inode:[eventfd]" && f.info().Field("eventfd-semaphore") == "1" {
+		return ", a semaphore (EFD_SEMAPHORE), of which a read would take everything after a restore", "run the job without it"
+	}
 	if why := f.of.ofProcess(f.link); why != "" {
 		return why, ""
 	}

@@ -76,6 +76,10 @@ var odd = []struct{ kind, finding string }{
 	{"program-descriptor", preflight.FindingUnrestorable},
 	{"long-path", preflight.FindingUnsupportedFile},
 	{"libaio", ""},
+	{"eventfd-semaphore", preflight.FindingUnrestorable},
+	{"watch-overlay", ""},
+	{"watch-nameless", preflight.FindingUnsupportedFile},
+	{"watch-file-system", preflight.FindingUnsupportedFile},
 	{"epoll", ""},
 	{"epoll-duplicate", preflight.FindingUnrestorable},
 	{"epoll-moved", ""},
@@ -114,6 +118,7 @@ var odd = []struct{ kind, finding string }{
 var notShown = []string{
 	"thread-descriptors", "thread-directory", "thread-namespace", "process-directory", "inside-process", "thread-file", "thread-as-process",
 	"sealed-memory", "path-of-memory", "immutable-file", "directory-again", "directory-twice", "file-for-directory", "long-removed-name", "foreign-address",
+	"eventfd-semaphore",
 }
 
 // TestWhatCheckPassesIsNeverLost: an odd process that check and dump pass is restored and is what

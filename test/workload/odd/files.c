@@ -9,6 +9,8 @@
 #include <stdint.h>
 #include <sys/epoll.h>
 #include <sys/eventfd.h>
+#include <sys/fanotify.h>
+#include <sys/inotify.h>
 #include <sys/mman.h>
 #include <sys/mount.h>
 #include <sys/shm.h>
@@ -272,6 +274,67 @@ static void libaio(void)
 	try(syscall(SYS_io_setup, 8, &context));
 }
 
+static void eventfd_semaphore(void) { watched = must(eventfd(7, EFD_SEMAPHORE)); }
+
+static void look_at_semaphore(void)
+{
+	uint64_t taken;
+
+	must(read(watched, &taken, sizeof taken));
+	if (taken != 1)
+		wrong("a read takes %llu", (unsigned long long)taken);
+}
+
+static int watcher;
+
+static void watch_name(const char *name)
+{
+	watcher = must(inotify_init1(IN_NONBLOCK));
+	must(inotify_add_watch(watcher, name, IN_OPEN));
+}
+
+/* Nobody can open what is watched by its handle. The file is in the lower layer. */
+static void watch_overlay(void)
+{
+	char options[500];
+
+	must(mkdir("lower", 0700));
+	must(mkdir("lower/in", 0700));
+	must(mkdir("upper", 0700));
+	must(mkdir("work", 0700));
+	must(close(must(creat("lower/in/watched", 0600))));
+	snprintf(options, sizeof options, "lowerdir=%1$s/lower,upperdir=%1$s/upper,workdir=%1$s/work", arguments[2]);
+	try(mount("odd", "/mnt", "overlay", 0, options));
+	watch_name("/mnt/in/watched");
+}
+
+static void look_at_overlay(void)
+{
+	char events[1000];
+
+	while (read(watcher, events, sizeof events) > 0)
+		;
+	must(close(must(open("/mnt/in/watched", O_RDONLY))));
+	if (read(watcher, events, sizeof events) <= 0)
+		wrong("the watch has no event");
+}
+
+static void watch_nameless(void)
+{
+	char name[40];
+
+	snprintf(name, sizeof name, "/dev/shm/odd-%d", getpid());
+	watched = must(open(name, O_RDWR | O_CREAT, 0600));
+	watch_name(name);
+	must(unlink(name));
+}
+
+static void watch_file_system(void)
+{
+	watcher = try(fanotify_init(FAN_CLASS_NOTIF | FAN_NONBLOCK, O_RDONLY));
+	try(fanotify_mark(watcher, FAN_MARK_ADD | FAN_MARK_FILESYSTEM, FAN_CLOSE_WRITE, AT_FDCWD, "/dev/shm"));
+}
+
 const struct kind of_files[] = {
 	{"kvm", kvm, NULL},
 	{"fuse", fuse, NULL},
@@ -301,6 +364,10 @@ const struct kind of_files[] = {
 	{"program-descriptor", program_descriptor, NULL},
 	{"long-path", long_path, NULL},
 	{"libaio", libaio, NULL},
+	{"eventfd-semaphore", eventfd_semaphore, look_at_semaphore},
+	{"watch-overlay", watch_overlay, look_at_overlay},
+	{"watch-nameless", watch_nameless, NULL},
+	{"watch-file-system", watch_file_system, NULL},
 	{"epoll", epoll, look_at_epoll},
 	{"epoll-duplicate", epoll_duplicate, look_at_epoll},
 	{"epoll-moved", epoll_moved, look_at_epoll},
