@@ -61,7 +61,7 @@ func suspend(ctx context.Context, d *engine.Suspension, pids []int) error {
 	err = d.Session.DoSteps(ctx, []session.Step{
 		{Name: journal.StepLock, Do: d.Lock},
 		{Name: journal.StepStop, Do: d.Stop},
-		{Name: journal.StepMove, Do: d.MoveMemory},
+		{Name: journal.StepMove, Do: func(ctx context.Context) error { return d.MoveMemory(ctx, d.Stop) }},
 		{Name: journal.StepPark, Do: d.Park},
 		{Name: journal.StepTrace, Do: d.Trace},
 		{Name: journal.StepCheckpoint, Do: d.Checkpoint},

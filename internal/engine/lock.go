@@ -140,9 +140,7 @@ func (s *Suspension) UnlockAll(ctx context.Context, timeout time.Duration) error
 type locking struct {
 	*Suspension
 	since      time.Time
-	calls      int
 	pending    map[*Target]bool      // whose lock call is under way
-	everLocked map[*Target]bool      // those that were locked at some time
 	held       map[*Target]time.Time // since when, those that the others catch up with
 	ahead      map[*Target]bool      // those that were far ahead
 	lastCaught time.Time             // when one that was held was locked, or the others were let run
@@ -169,13 +167,17 @@ const (
 	stepTime = 2 * time.Millisecond
 )
 
-// lockAll locks all processes within ctx. After an error the caller must unlock those that are locked.
-func (s *Suspension) lockAll(ctx context.Context) error {
-	l := &locking{
+func (s *Suspension) newLocking() *locking {
+	return &locking{
 		Suspension: s, since: time.Now(),
-		pending: make(map[*Target]bool), everLocked: make(map[*Target]bool), held: make(map[*Target]time.Time), ahead: make(map[*Target]bool),
+		pending: make(map[*Target]bool), held: make(map[*Target]time.Time), ahead: make(map[*Target]bool),
 		answers: make(chan lockAnswer, len(s.Targets)),
 	}
+}
+
+// lockAll locks all processes within ctx. After an error the caller must unlock those that are locked.
+func (s *Suspension) lockAll(ctx context.Context) error {
+	l := s.newLocking()
 	err := l.level(ctx)
 	l.over = true
 	for len(l.pending) > 0 { // after an error: no call may lock a process later
@@ -227,7 +229,7 @@ func (l *locking) ask(ctx context.Context, t *Target, calls uint32) {
 		try, patience = min(try, left), left+lockGrace
 	}
 	l.pending[t] = true
-	l.calls++
+	l.lockCalls++
 	go func() {
 		call, cancel := context.WithTimeout(context.WithoutCancel(ctx), patience)
 		defer cancel()
@@ -254,7 +256,7 @@ func (l *locking) ask(ctx context.Context, t *Target, calls uint32) {
 func (l *locking) takeAnswer(ctx context.Context, a lockAnswer) error {
 	delete(l.pending, a.Target)
 	if a.gotIt {
-		a.locked, l.everLocked[a.Target] = true, true
+		a.locked, a.everLocked = true, true
 		since, wasHeld := l.held[a.Target]
 		l.ahead[a.Target] = l.ahead[a.Target] || wasHeld && time.Since(since) > farAhead
 		delete(l.held, a.Target)
@@ -365,15 +367,15 @@ func (l *locking) unlocked() []*Target {
 	return slices.DeleteFunc(slices.Clone(l.Targets), func(t *Target) bool { return t.locked })
 }
 
-// timeoutError says which processes kept running: those that were never locked, whichever others were let
-// run. One of them whose work does not end keeps those that are further on than it from being locked, too, and
+// timeoutError says which processes kept running: those that were never locked, in this round or an earlier one,
+// whichever others were let run. One of them whose work does not end keeps those that are further on than it from being locked, too, and
 // nobody sees which one it is. If there are none, timeoutError says that the processes never came level.
 func (l *locking) timeoutError(ctx context.Context) error {
 	if !errors.Is(ctx.Err(), context.DeadlineExceeded) {
 		return fmt.Errorf("interrupted: %w", context.Cause(ctx))
 	}
-	within := fmt.Sprintf("within lock.timeout (%v, %s)", l.Config.Lock.Timeout, units.Count(l.calls, "call"))
-	never := slices.DeleteFunc(slices.Clone(l.Targets), func(t *Target) bool { return l.everLocked[t] })
+	within := fmt.Sprintf("within lock.timeout (%v, %s)", l.Config.Lock.Timeout, units.Count(l.lockCalls, "call"))
+	never := slices.DeleteFunc(slices.Clone(l.Targets), func(t *Target) bool { return t.everLocked })
 	if len(never) > 0 {
 		waiting := ""
 		if len(never) > 1 {

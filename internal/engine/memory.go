@@ -117,6 +117,20 @@ func (s *Suspension) tryLock(ctx context.Context, t *Target, try time.Duration) 
 
 var errInCall = errors.New("a call to the driver did not return")
 
+// parallelCalls does something for all targets at once. It tells the processes of which a call did not return, for
+// which there is a way out, from failures, which end the whole: inCall is nil or an [errInCall].
+func parallelCalls(targets []*Target, do func(*Target) error) (inCall, err error) {
+	calls := make([]error, len(targets))
+	err = ParallelUpTo(len(targets), len(targets), func(i int) error {
+		err := do(targets[i])
+		if errors.Is(err, errInCall) {
+			calls[i], err = err, nil
+		}
+		return err
+	})
+	return errors.Join(calls...), err
+}
+
 // leaveToDriver opens the gate of a process that runs. If the library does not answer, the way back opens it.
 func (s *Suspension) leaveToDriver(ctx context.Context, t *Target, reason error) {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), s.Config.Lock.Try)
@@ -151,7 +165,7 @@ func (s *Suspension) letCallsEnd(ctx context.Context) (ended bool, err error) {
 	if len(guests) == 0 {
 		return true, nil
 	}
-	err = Parallel(guests, func(t *Target) error {
+	inCall, err := parallelCalls(guests, func(t *Target) error {
 		t.locked = false
 		if err := t.CUDA.Unlock(ctx); err != nil {
 			return err
@@ -166,12 +180,12 @@ func (s *Suspension) letCallsEnd(ctx context.Context) (ended bool, err error) {
 		return t.CUDA.Unlock(ctx)
 	})
 	switch {
-	case errors.Is(err, errInCall) && time.Now().Before(s.insist):
-		return false, nil
-	case errors.Is(err, errInCall):
-		return true, s.lockWithoutAgents(ctx, err)
 	case err != nil:
 		return false, err
+	case inCall != nil && time.Now().Before(s.insist):
+		return false, nil
+	case inCall != nil:
+		return true, s.lockWithoutAgents(ctx, inCall)
 	}
 	return true, s.Session.Failpoint(ctx, string(s.Session.Kind)+".gated")
 }
@@ -192,8 +206,9 @@ func (s *Suspension) lockWithoutAgents(ctx context.Context, reason error) error 
 	return s.lockAll(ctx)
 }
 
-// MoveMemory has the libraries move the memory of the processes, which are stopped, to the host.
-func (s *Suspension) MoveMemory(ctx context.Context) error {
+// MoveMemory has the libraries move the memory of the processes, which are stopped, to the host. If that takes locks that end
+// only while the job runs, everything is continued, and stopped again by stopTree.
+func (s *Suspension) MoveMemory(ctx context.Context, stopTree func(context.Context) error) error {
 	guests := s.withAgent()
 	if len(guests) == 0 {
 		return nil
@@ -201,10 +216,14 @@ func (s *Suspension) MoveMemory(ctx context.Context) error {
 	outer := ctx
 	ctx, cancel := context.WithTimeout(ctx, s.Config.Checkpoint.Timeout)
 	defer cancel()
-	if err := s.prove(ctx, guests); errors.Is(err, errInCall) && !s.serves() {
-		return s.doWithoutAgents(outer, err)
-	} else if err != nil {
+	inCall, err := s.prove(ctx, guests)
+	switch {
+	case err != nil:
 		return err
+	case inCall != nil && s.serves():
+		return inCall
+	case inCall != nil:
+		return s.doWithoutAgents(outer, inCall, stopTree)
 	}
 	if err := s.measure(ctx); err != nil {
 		return err
@@ -286,8 +305,8 @@ func (t *Target) obey(ctx context.Context, s *session.Session, c agent.Command) 
 }
 
 // prove parks the program's threads, and locks the processes: no thread is in a call then.
-func (s *Suspension) prove(ctx context.Context, guests []*Target) error {
-	return Parallel(guests, func(t *Target) error {
+func (s *Suspension) prove(ctx context.Context, guests []*Target) (inCall, err error) {
+	return parallelCalls(guests, func(t *Target) error {
 		helpers, err := t.helpers(ctx)
 		if err != nil {
 			return err
@@ -308,8 +327,10 @@ func (s *Suspension) prove(ctx context.Context, guests []*Target) error {
 	})
 }
 
-// doWithoutAgents continues the processes, locks them as without the libraries, and stops them again.
-func (s *Suspension) doWithoutAgents(ctx context.Context, reason error) error {
+// doWithoutAgents continues the tree, locks the processes as without the libraries, and stops the tree again. Work of the
+// GPUs may wait for a process without CUDA, so all run. The others are looked at anew when they are stopped again: one may use
+// CUDA by then.
+func (s *Suspension) doWithoutAgents(ctx context.Context, reason error, stopTree func(context.Context) error) error {
 	ctx, cancel := context.WithTimeout(ctx, s.PatienceForAll())
 	defer cancel()
 	for _, t := range s.withAgent() {
@@ -318,16 +339,20 @@ func (s *Suspension) doWithoutAgents(ctx context.Context, reason error) error {
 		}
 		t.Parked = nil
 	}
-	if err := session.SignalProcesses(unix.SIGCONT, ProcessesOf(s.Targets)...); err != nil {
+	if err := session.SignalProcesses(unix.SIGCONT, append(ProcessesOf(s.Targets), s.Others...)...); err != nil {
 		return err
 	}
+	for _, other := range s.Others {
+		other.Close()
+	}
+	s.Others = nil
 	if err := s.lockWithoutAgents(ctx, reason); err != nil {
 		return err
 	}
 	if err := s.measure(ctx); err != nil {
 		return err
 	}
-	return s.Stop(ctx)
+	return stopTree(ctx)
 }
 
 // helpers returns the threads that run while the program's are parked.

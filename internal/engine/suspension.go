@@ -35,6 +35,7 @@ type Suspension struct {
 	// for that.
 	OnCheckpointed func(context.Context, *Target) error
 	OOMKills       []*proc.OOMCounter // in the control groups of the targets
+	lockCalls      int                // how often the driver was told to lock a process
 	insist         time.Time          // until then no library is left out because a lock does not end
 }
 

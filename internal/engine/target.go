@@ -36,6 +36,8 @@ type Target struct {
 	lacks    lack              // of the way back: what is in files only
 	filled   bool              // of the way back: all that was lacking is there
 	moved    proc.Range        // of the way back: where the library keeps what it has moved to the host
+
+	everLocked bool // at some time: its work ends
 }
 
 // Compare says what a library is to find out of the memory that it moves to the host.

@@ -102,7 +102,7 @@ func (d *dump) run(ctx context.Context) error {
 	err := d.Session.DoSteps(ctx, []session.Step{
 		{Name: journal.StepLock, Do: d.Lock},                   // unlock
 		{Name: journal.StepStop, Do: d.stopTree},               // continue, others
-		{Name: journal.StepMove, Do: d.MoveMemory},             // move
+		{Name: journal.StepMove, Do: d.moveMemory},             // move
 		{Name: journal.StepPark, Do: d.parkTree},               // unpark
 		{Name: journal.StepChildren, Do: d.releaseChildren},    // not undone: the children cannot use what they lose
 		{Name: journal.StepTrace, Do: d.Trace},                 // release

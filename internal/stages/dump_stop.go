@@ -35,6 +35,8 @@ func (d *dump) stopTree(ctx context.Context) error {
 	return d.Stop(ctx)
 }
 
+func (d *dump) moveMemory(ctx context.Context) error { return d.MoveMemory(ctx, d.stopTree) }
+
 // stopOthers stops the processes without CUDA that were not found before, and reports whether there
 // were any.
 func (d *dump) stopOthers(ctx context.Context) (bool, error) {
@@ -44,7 +46,9 @@ func (d *dump) stopOthers(ctx context.Context) (bool, error) {
 	}
 	// The journal is written first: a run that comes after us continues these processes.
 	for _, other := range found {
-		d.Session.Others = append(d.Session.Others, other.Ident)
+		if !slices.Contains(d.Session.Others, other.Ident) { // else it was continued, and is stopped again
+			d.Session.Others = append(d.Session.Others, other.Ident)
+		}
 	}
 	if err := d.Session.Save(); err != nil {
 		return false, err

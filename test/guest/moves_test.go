@@ -280,6 +280,37 @@ func TestWhereACallDoesNotEndTheDriverMovesTheMemory(t *testing.T) {
 	}
 }
 
+// TestAllRunsWhileTheDriverIsToMoveTheMemory: its lock may wait for work that ends only if a process without CUDA runs.
+func TestAllRunsWhileTheDriverIsToMoveTheMemory(t *testing.T) {
+	testenv.Simulated(t, func(t *testing.T) {
+		host := testenv.NewHost(t, 1, "--mib-per-gpu", "200")
+		job := startWithGuest(t, host, "--loaders", "1")
+		d := dumpUntil(t, host, job, "dump.move")
+		tree, err := proc.Tree(job.PID)
+		if err != nil || len(tree) < 2 {
+			t.Fatal(tree, err)
+		}
+		allRun := func() bool {
+			return !slices.ContainsFunc(tree, func(pid int) bool {
+				stopped, err := proc.Stopped(pid)
+				return err != nil || stopped
+			})
+		}
+		if allRun() {
+			t.Fatal("nothing is stopped, so the test shows nothing")
+		}
+		host.Faults("lock return 600 times 1", "lock hang skip 1 times 1") // a call has not returned; then the lock waits
+		if err := os.WriteFile(filepath.Join(d.marks, "go"), nil, 0o600); err != nil {
+			t.Fatal(err)
+		}
+		testenv.Eventually(t, testenv.Soon, "all of the job runs", allRun)
+		host.Faults()
+		host.Restore(d.goOn(t))
+		job.Runs()
+		job.Check()
+	})
+}
+
 // TestMovedMemoryWaitsForRoom if another process has taken it meanwhile.
 func TestMovedMemoryWaitsForRoom(t *testing.T) {
 	testenv.Simulated(t, func(t *testing.T) {
