@@ -119,32 +119,75 @@ func wayBackFindings(ctx context.Context, driver *cudackpt.Driver, processes []P
 	return findings
 }
 
-// neighborFindings refuse ranks with GPUs of their own while another program uses one of these. A GPU interrupts no kernel of a
-// process that the driver has restored (measured on 580.159.04). If one runs for some 4.5 s while another process
-// waits for its turn, the kernel module ends all work of the restored one (Xid 109, CUDA error 719). Kernels of ranks wait for each
-// other: for one that is late, and for one that is stopped by the next dump.
+// neighborFindings refuse a job that uses several GPUs while another program uses one of these. A GPU interrupts no
+// kernel of a process that the driver has restored (measured on 580.159.04). If one runs for some 4.5 s while another
+// process waits for its turn, the kernel module ends all work of the restored one (Xid 109, CUDA error 719). Kernels
+// of NCCL wait for those on other GPUs, whether each has a process of its own or one process has them all
+// (nn.DataParallel): for one that is late, and for one that is stopped by the next dump.
 func neighborFindings(ctx context.Context, driver *cudackpt.Driver, processes []Process) preflight.Findings {
-	used, most := make(map[cudackpt.UUID]bool), 0
+	used := make(map[cudackpt.UUID]bool)
 	for _, p := range processes {
 		for gpu := range p.Listed {
 			used[gpu] = true
 		}
-		most = max(most, len(p.Listed))
 	}
-	if most == len(used) { // one process uses them all
+	if len(used) < 2 {
 		return nil
 	}
-	isOther := func(pid int) bool {
-		return !slices.ContainsFunc(processes, func(p Process) bool { return p.PID == pid })
-	}
 	for _, gpu := range slices.SortedFunc(maps.Keys(used), cudackpt.UUID.Compare) {
-		pids, err := driver.ContextsOn(ctx, gpu)
-		if at := slices.IndexFunc(pids, isOther); err == nil && at >= 0 {
-			return preflight.Findings{preflight.New(preflight.FindingGPUInUse, partner(processes, pids[at])+" uses a GPU of the ranks, too: "+
-				"once they have been restored, that GPU cannot interrupt their kernels, and ends them if one waits for another rank for some seconds", "")}
+		pid, found := neighbor(ctx, processes, func() ([]int, error) { return driver.ContextsOn(ctx, gpu) }, isEnding)
+		if found {
+			return preflight.Findings{preflight.New(preflight.FindingGPUInUse, fmt.Sprintf("%s uses %v, too, which is one of "+
+				"several GPUs of the job: once the job has been restored, its kernels cannot be interrupted, and a GPU "+
+				"that another program needs ends them if one waits for another GPU for some seconds",
+				partner(processes, pid), gpu), "")}
 		}
 	}
 	return nil
+}
+
+// endingPatience is how long the context of a program that is ending may stay on a GPU.
+const endingPatience = 5 * time.Second
+
+// neighbor returns a process with a context on a GPU that is none of processes. It waits for those that are ending:
+// their contexts go with them. An error of contexts says nothing about neighbors, and counts as none.
+func neighbor(ctx context.Context, processes []Process, contexts func() ([]int, error),
+	isEnding func(pid int) bool,
+) (pid int, found bool) {
+	patience, cancel := context.WithTimeout(ctx, endingPatience)
+	defer cancel()
+	tick := time.NewTicker(endingPatience / 100)
+	defer tick.Stop()
+	for {
+		pids, err := contexts()
+		if err != nil {
+			return 0, false
+		}
+		others := slices.DeleteFunc(pids, func(pid int) bool {
+			return slices.ContainsFunc(processes, func(p Process) bool { return p.PID == pid })
+		})
+		if len(others) == 0 {
+			return 0, false
+		}
+		if at := slices.IndexFunc(others, func(pid int) bool { return !isEnding(pid) }); at >= 0 {
+			return others[at], true
+		}
+		select {
+		case <-tick.C:
+		case <-patience.Done():
+			return others[0], true
+		}
+	}
+}
+
+// isEnding reports whether a process has ended, or is ending and will run no more code of its own.
+func isEnding(pid int) bool {
+	p, err := proc.Open(pid)
+	if err != nil {
+		return errors.Is(err, proc.ErrGone)
+	}
+	defer p.Close()
+	return p.Exiting()
 }
 
 // memoryError says that a GPU has too little free memory.

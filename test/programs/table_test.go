@@ -30,6 +30,7 @@ func table() []program {
 		{name: "PyTorch Lightning", command: python("lightning_train.py"), gpus: 1, want: works},
 		{name: "model parallel, expandable segments", command: python("model_parallel.py"), env: []string{"PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True"}, gpus: 2, want: works},
 		{name: "model parallel, with the guest", command: python("model_parallel.py"), gpus: 2, want: works, guest: true},
+		{name: "nn.DataParallel, with the guest", command: python("data_parallel.py"), gpus: 2, want: works, guest: true},
 		{name: "model parallel", command: python("model_parallel.py"), gpus: 2, want: refused, finding: "peer-memory"},
 		{name: "a device_map over two GPUs, with the guest", command: python("device_map.py"), gpus: 2, want: works, guest: true},
 		{name: "a tensor that two processes share, with the guest", command: python("shared_tensor.py"), gpus: 1, want: works, guest: true},
