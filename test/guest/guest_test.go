@@ -2,6 +2,7 @@
 package guest
 
 import (
+	"context"
 	"debug/elf"
 	"fmt"
 	"os"
@@ -11,6 +12,7 @@ import (
 	"strconv"
 	"strings"
 	"testing"
+	"time"
 
 	"cucriu/internal/guest"
 	"cucriu/internal/testenv"
@@ -79,11 +81,117 @@ func TestAProgramSeesNoDifference(t *testing.T) {
 	}
 }
 
+// situations are programs that do what is usual around the driver, and those into which a user has put something of
+// his own: each does with the library what it does without it.
+var situations = []struct {
+	what    string
+	program string // and its arguments; MIB is the size
+	between string // what the user preloads, before or behind the library
+}{
+	{"memory of a program that looks functions up", "situations ordinary MIB", ""},
+	{"a program that is linked with the driver", "linked MIB", ""},
+	{"and has a tracer before it", "linked MIB", "between-next.so"},
+	{"one that opens the driver itself", "linked MIB", "between-open.so"},
+	{"one that takes dlsym over", "linked MIB", "between-dlsym.so"},
+	{"one that is called as the driver is", "linked MIB", "between-path.so"},
+	{"a tracer of functions that are looked up", "situations ordinary MIB", "between-dlsym.so"},
+	{"a tracer that such a program passes by", "situations ordinary MIB", "between-next.so"},
+	{"libcuda is closed, and used again by another library", "situations reopened MIB linked.so", ""},
+	{"and that is traced", "situations reopened MIB linked.so", "between-open.so"},
+	{"libcuda in a namespace of its own", "situations own-namespace MIB", ""},
+	{"dlsym by its version", "situations other-dlsym MIB dlvsym", ""},
+	{"dlsym by its library", "situations other-dlsym MIB library", ""},
+	{"whose a function is", "situations whose MIB", ""},
+	{"a thread is cancelled: free", "situations cancelled MIB free", ""},
+	{"a thread is cancelled: export", "situations cancelled MIB export", ""},
+	{"a thread is cancelled: ipc", "situations cancelled MIB ipc", ""},
+	{"no free descriptor: ipc", "situations few-descriptors MIB ipc 0", ""},
+	{"one free descriptor: export", "situations few-descriptors MIB export 1", ""},
+	{"another root: ipc", "situations changed-root MIB ipc", ""},
+	{"no more address space: ipc", "situations few-addresses MIB ipc", ""},
+	{"no more address space: export", "situations few-addresses MIB export", ""},
+	{"no more threads", "situations refused MIB threads", ""},
+	{"no more sockets", "situations refused MIB sockets", ""},
+	{"sockets that were closed", "situations closed-sockets MIB", ""},
+	{"half of a mapping is unmapped", "situations half-unmapped MIB", ""},
+	{"a child before CUDA is used: fork", "situations child-first MIB fork", ""},
+	{"a child before CUDA is used: clone", "situations child-first MIB clone", ""},
+	{"children while threads are in the driver", "situations child-amid MIB", ""},
+	{"signals all the time", "situations interrupted MIB", ""},
+}
+
+// situation runs a row of the table, with the libraries that are to be preloaded, and returns what the program prints, and how it ends.
+func situation(t *testing.T, host *testenv.Host, program string, preload ...string) string {
+	t.Helper()
+	words := strings.Fields(strings.ReplaceAll(program, "MIB", map[bool]string{false: "32", true: "640"}[testenv.RealDriver()]))
+	for i, word := range words {
+		if i == 0 || strings.HasSuffix(word, ".so") {
+			words[i] = testenv.Artefact(t, "make workload", "build", "workload", word)
+		}
+	}
+	ctx, cancel := context.WithTimeout(t.Context(), 2*time.Minute)
+	defer cancel()
+	cmd := host.Command(words[0], words[1:]...)
+	cmd.Env = append(cmd.Environ(), "LD_PRELOAD="+strings.Join(preload, ":"))
+	limited := exec.CommandContext(ctx, cmd.Path, cmd.Args[1:]...)
+	limited.Env = cmd.Env
+	out, err := limited.CombinedOutput()
+	return fmt.Sprintf("%s%v", out, err)
+}
+
+func TestTheLibraryChangesNothing(t *testing.T) {
+	testenv.Parallel(t)
+	for _, row := range situations {
+		t.Run(row.what, func(t *testing.T) {
+			testenv.Isolated(t, func(t *testing.T) {
+				host := testenv.NewHost(t, 1, "--mib-per-gpu", "400")
+				library, own := testenv.Guest(t), []string(nil)
+				orders := [][]string{{library}}
+				if row.between != "" {
+					between := testenv.Artefact(t, "make workload", "build", "workload", row.between)
+					own = []string{between}
+					orders = [][]string{{library, between}, {between, library}}
+				}
+				without := situation(t, host, row.program, own...)
+				for _, order := range orders {
+					if with := situation(t, host, row.program, order...); with != without {
+						t.Errorf("with %q preloaded, it prints\n%s\nand without the library\n%s", order, with, without)
+					}
+				}
+			})
+		})
+	}
+}
+
+// TestATracedJobIsServed: who stands between takes the library for the driver, in whatever order the two are loaded.
+func TestATracedJobIsServed(t *testing.T) {
+	testenv.Parallel(t)
+	between := testenv.Artefact(t, "make workload", "build", "workload", "between-dlsym.so")
+	for name, preload := range map[string]string{
+		"before": between + ":" + testenv.Guest(t),
+		"behind": testenv.Guest(t) + ":" + between,
+	} {
+		t.Run(name, func(t *testing.T) {
+			testenv.Simulated(t, func(t *testing.T) {
+				host := testenv.NewHost(t, 1, "--mib-per-gpu", "400")
+				host.Setenv("CUCRIU_CONFIG", host.Config(patient))
+				job := host.StartUnder([]string{"/usr/bin/env", "LD_PRELOAD=" + preload}, 1, "--mib", "64")
+				job.Runs()
+				images := testenv.NewImages(t)
+				moved(t, host, host.TryDump(job, images))
+				host.Restore(images)
+				job.Runs()
+				job.Check()
+			})
+		})
+	}
+}
+
 // TestEveryCLibraryHasWhatItNeeds: where a symbol is missing, the dynamic loader ends the program.
 func TestEveryCLibraryHasWhatItNeeds(t *testing.T) {
 	// Those of glibc 2.14 and of musl.
-	had := strings.Fields(`__errno_location accept4 bind calloc close connect dl_iterate_phdr fcntl free getenv geteuid madvise mmap munmap prctl syscall getpid getsockopt listen malloc memcmp memcpy memmove
-		memset nanosleep open poll pread pthread_mutex_lock pthread_mutex_unlock read recv recvmsg send sendmsg setsockopt shutdown sigfillset sigprocmask socket socketpair strcmp strncmp write`)
+	had := strings.Fields(`__errno_location accept4 bind calloc close connect dl_iterate_phdr fcntl free getenv geteuid getpeername getsockname madvise mmap munmap prctl syscall getpid getsockopt listen malloc memcmp memcpy memmove
+		memset nanosleep open poll pread pthread_mutex_lock pthread_mutex_unlock pthread_setcancelstate read recv recvmsg send sendmsg setsockopt shutdown sigfillset sigprocmask socket socketpair strcmp strncmp write`)
 	file, err := elf.Open(testenv.Guest(t))
 	if err != nil {
 		t.Fatal(err)
@@ -179,7 +287,7 @@ func built(t *testing.T, source string, flags ...string) string {
 }
 
 // preloaded runs a program with the library, as a job does, and returns what it prints.
-func preloaded(t *testing.T, program string) string {
+func preloaded(t *testing.T, program string, args ...string) string {
 	t.Helper()
 	dir := t.TempDir()
 	data, err := os.ReadFile(testenv.Guest(t))
@@ -189,7 +297,7 @@ func preloaded(t *testing.T, program string) string {
 	if err != nil {
 		t.Fatal(err)
 	}
-	cmd := exec.Command(program)
+	cmd := exec.Command(program, args...)
 	cmd.Env = guest.Preload(os.Environ(), dir)
 	out, err := cmd.CombinedOutput()
 	if err != nil {
@@ -205,6 +313,10 @@ func TestSanitizers(t *testing.T) {
 			program := built(t, `int puts(const char *); int main(void) { puts("4"); }`, "-fsanitize="+sanitizer)
 			if out := preloaded(t, program); out != "4\n" {
 				t.Errorf("it prints %q", out)
+			}
+			// A wrapper script may set options of its own, in place of what a job is started with.
+			if out := preloaded(t, "/usr/bin/env", "ASAN_OPTIONS=detect_leaks=0", program); out != "4\n" {
+				t.Errorf("with options of its own, it prints %q", out)
 			}
 		})
 	}

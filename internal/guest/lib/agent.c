@@ -788,10 +788,11 @@ static void *agent(void *unused)
 
 static bool started;
 
-void agent_start(void)
+bool agent_start(void)
 {
 	if (!started)
 		started = start_a_thread(agent, NULL);
+	return started;
 }
 
 void agent_in_a_child(void)

@@ -3,8 +3,8 @@
 #include <stdbool.h>
 #include <stddef.h>
 
-/* There is memory that the agent could move. For who has the records for himself. */
-void agent_start(void);
+/* There will be memory that the agent could move. For who has the records for himself. */
+bool agent_start(void);
 
 /* Memory of another process was opened, or closed (-1), that cannot be taken down here. */
 void agent_unserved(int more);

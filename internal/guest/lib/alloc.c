@@ -101,8 +101,9 @@ CUresult cuMemAlloc_v2(CUdeviceptr *out, size_t size)
 
 	if (!driver_known())
 		return CUDA_ERROR_NOT_INITIALIZED;
-	if (driver_forked() || !out || size < LEAST || driver.cuCtxGetDevice(&device) || !memory_is_ours(size, device))
+	if (driver_forked() || !out || size < LEAST || driver.cuCtxGetDevice(&device) || !memory_is_ours(size, device) || !memory_can_be_served())
 		return driver.cuMemAlloc_v2(out, size);
+	UNCANCELLED;
 	CUresult r = driver.cuMemAlloc_v2(&companion, 1);
 	if (r || !allocate(out, size, device, companion))
 		return r;
@@ -173,6 +174,7 @@ CUresult cuMemFree_v2(CUdeviceptr at)
 
 	if (!driver_known())
 		return CUDA_ERROR_NOT_INITIALIZED;
+	UNCANCELLED;
 	if (driver_forked() || !(m = ordinary_begin_end(at, false, NULL)))
 		return driver.cuMemFree_v2(at);
 	return ordinary_end(m, driver.cuMemFree_v2(m->companion));
@@ -192,6 +194,7 @@ static CUresult free_in_order(CUdeviceptr at, void *stream, CUresult (*call)(CUd
 	int capturing = 0;
 	CUresult r;
 
+	UNCANCELLED;
 	if (driver_forked() || !is_ordinary(at) || driver.cuStreamIsCapturing(which, &capturing) || capturing || !(m = ordinary_begin_end(at, false, NULL)))
 		return call(at, stream);
 	if (!(r = driver.cuStreamSynchronize(which)))
@@ -249,6 +252,7 @@ static bool is_active(CUdevice device)
 	{                                                                                                              \
 		if (!driver_known())                                                                                   \
 			return CUDA_ERROR_NOT_INITIALIZED;                                                             \
+		UNCANCELLED;                                                                                           \
 		const unsigned long long until = births_until_now();                                                   \
 		const CUresult r = driver.name(which);                                                                 \
 		if (!r && !(goes_on))                                                                                  \

@@ -29,6 +29,9 @@
 #ifndef SERVED
 #define SERVED CALL
 #endif
+#ifndef HELD_BACK
+#define HELD_BACK CALL
+#endif
 SERVED(CUresult, cuDeviceGetAttribute, int *out, int attribute, CUdevice device)
 SERVED(CUresult, cuMemCreate, CUhandle *handle, size_t size, const struct properties *wanted, unsigned long long flags)
 SERVED(CUresult, cuMemRelease, CUhandle handle)
@@ -67,10 +70,14 @@ SERVED(CUresult, cuMemSetAccess, CUdeviceptr at, size_t size, const struct acces
 	SERVED(CUresult, name, UNPACKED parameters)                                                                    \
 	SERVED(CUresult, name##_ptds, UNPACKED parameters)
 #include "memops.h"
-#define LAUNCH(name, parameters, arguments)                                                                                      \
-	SERVED(CUresult, name, UNPACKED parameters)                                                                    \
-	SERVED(CUresult, name##_ptsz, UNPACKED parameters)
-#include "launches.h"
+#define LAUNCH(name, ...)                                                                                              \
+	HELD_BACK(CUresult, name, __VA_ARGS__)                                                                         \
+	HELD_BACK(CUresult, name##_ptsz, __VA_ARGS__)
+LAUNCH(cuLaunchKernel, void *f, unsigned gx, unsigned gy, unsigned gz, unsigned bx, unsigned by, unsigned bz, unsigned shared, void *stream, void **parameters, void **extra)
+LAUNCH(cuLaunchKernelEx, const void *config, void *f, void **parameters, void **extra)
+LAUNCH(cuGraphLaunch, void *graph, void *stream)
+LAUNCH(cuLaunchHostFunc, void *stream, void (*f)(void *), void *argument)
+#undef LAUNCH
 #undef UNPACKED
 SERVED(CUresult, cuGetProcAddress, const char *name, void **out, int version, uint64_t flags)
 SERVED(CUresult, cuGetProcAddress_v2, const char *name, void **out, int version, uint64_t flags, int *status)
@@ -103,3 +110,4 @@ CALL(CUresult, cuMemGetAccess, unsigned long long *flags, const struct location 
 CALL(CUresult, cuStreamSynchronize, void *stream)
 CALL(CUresult, cuStreamIsCapturing, void *stream, int *out)
 #undef SERVED
+#undef HELD_BACK

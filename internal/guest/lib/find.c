@@ -6,6 +6,7 @@
 #define _GNU_SOURCE
 #include "find.h"
 
+#include <dlfcn.h>
 #include <elf.h>
 #include <link.h>
 
@@ -15,14 +16,19 @@ struct object {
 	const char *strings;
 	const uint32_t *gnu_hash;
 	const ElfW(Word) *hash;
+	ElfW(Xword) name; /* in strings, or 0 */
 };
 
 struct question {
 	const char *name;    /* of the wanted function; NULL: only the object is wanted */
 	const void *in;	     /* an address in the wanted object; NULL: any but this library */
 	unsigned flags;	     /* of the segment with that address */
+	const void *behind;  /* only what comes behind the object with this address, */
+	int up_to_here;	     /* and not behind this library */
+	int is_driver;	     /* only what calls itself libcuda */
 	const void *address; /* the answer */
 	const void *base;
+	const char *path;
 };
 
 /* glibc has added the base to the pointers in the dynamic section, musl has not. */
@@ -38,6 +44,7 @@ static struct object object_at(ElfW(Addr) base, const ElfW(Dyn) *d)
 		case DT_STRTAB: o.strings = pointer(base, d->d_un.d_ptr); break;
 		case DT_GNU_HASH: o.gnu_hash = pointer(base, d->d_un.d_ptr); break;
 		case DT_HASH: o.hash = pointer(base, d->d_un.d_ptr); break;
+		case DT_SONAME: o.name = d->d_un.d_val; break;
 		}
 	}
 	return o;
@@ -96,15 +103,27 @@ static void *look_up(ElfW(Addr) base, const ElfW(Dyn) *dynamic, const char *name
  */
 extern struct r_debug _r_debug __attribute__((weak)); /* not in musl */
 extern ElfW(Dyn) _DYNAMIC[] __attribute__((visibility("hidden")));
+static const struct link_map *last_at_start;
 
-void *find_from_the_start(const char *name)
+__attribute__((constructor)) static void note_what_is_loaded(void)
 {
+	for (const struct link_map *m = &_r_debug ? _r_debug.r_map : NULL; m; m = m->l_next)
+		last_at_start = m;
+}
+
+void *find_next(const char *name, const char *beside)
+{
+	int behind = 0;
+
 	if (!&_r_debug)
 		return find_elsewhere(name);
 	for (const struct link_map *m = _r_debug.r_map; m; m = m->l_next) {
-		void *address = m->l_ld == _DYNAMIC ? NULL : look_up(m->l_addr, m->l_ld, name);
-		if (address)
+		void *address = behind ? look_up(m->l_addr, m->l_ld, name) : NULL;
+		if (address && (!beside || look_up(m->l_addr, m->l_ld, beside)))
 			return address;
+		behind = behind || m->l_ld == _DYNAMIC;
+		if (m == last_at_start)
+			break;
 	}
 	return NULL;
 }
@@ -119,21 +138,49 @@ static int holds(const struct dl_phdr_info *info, const void *address, unsigned 
 	return 0;
 }
 
+static const ElfW(Dyn) *dynamic_of(const struct dl_phdr_info *info)
+{
+	for (int i = 0; i < info->dlpi_phnum; i++)
+		if (info->dlpi_phdr[i].p_type == PT_DYNAMIC)
+			return (const void *)(info->dlpi_addr + info->dlpi_phdr[i].p_vaddr);
+	return NULL;
+}
+
+static int calls_itself_libcuda(const struct dl_phdr_info *info)
+{
+	static const char libcuda[] = "libcuda.so";
+	const struct object o = object_at(info->dlpi_addr, dynamic_of(info));
+	const char *name = o.strings && o.name ? o.strings + o.name : "";
+
+	for (size_t i = 0; i < sizeof libcuda - 1; i++)
+		if (name[i] != libcuda[i])
+			return 0;
+	return 1;
+}
+
 static int ask(struct dl_phdr_info *info, size_t size, void *data)
 {
 	struct question *q = data;
-	const void *here = (const void *)&ask;
+	const int here = holds(info, (const void *)&ask, 0);
 
 	(void)size;
-	if (q->in ? !holds(info, q->in, q->flags) : holds(info, here, 0))
+	if (q->behind) {
+		if (holds(info, q->behind, 0))
+			q->behind = NULL;
 		return 0;
-	if (q->in)
-		for (int i = 0; i < info->dlpi_phnum; i++)
-			if (info->dlpi_phdr[i].p_type == PT_LOAD && !q->base)
-				q->base = (const void *)(info->dlpi_addr + info->dlpi_phdr[i].p_vaddr);
-	for (int i = 0; q->name && i < info->dlpi_phnum; i++)
-		if (info->dlpi_phdr[i].p_type == PT_DYNAMIC)
-			q->address = look_up(info->dlpi_addr, (const void *)(info->dlpi_addr + info->dlpi_phdr[i].p_vaddr), q->name);
+	}
+	if (here && q->up_to_here)
+		return 1;
+	if (q->in ? !holds(info, q->in, q->flags) : here)
+		return 0;
+	if (q->is_driver && !calls_itself_libcuda(info))
+		return q->in != NULL;
+	q->path = info->dlpi_name;
+	for (int i = 0; i < info->dlpi_phnum && q->in; i++)
+		if (info->dlpi_phdr[i].p_type == PT_LOAD && !q->base)
+			q->base = (const void *)(info->dlpi_addr + info->dlpi_phdr[i].p_vaddr);
+	if (q->name)
+		q->address = look_up(info->dlpi_addr, dynamic_of(info), q->name);
 	return q->in || q->address;
 }
 
@@ -151,6 +198,40 @@ void *find_elsewhere(const char *name)
 
 	dl_iterate_phdr(ask, &q);
 	return (void *)q.address;
+}
+
+void *find_behind(const void *address, const char *name)
+{
+	struct question q = {.name = name, .behind = address, .up_to_here = 1};
+
+	dl_iterate_phdr(ask, &q);
+	return (void *)q.address;
+}
+
+void *find_driver(void)
+{
+	struct question q = {.name = "cuMemCreate", .is_driver = 1};
+
+	dl_iterate_phdr(ask, &q);
+	return (void *)q.address;
+}
+
+int find_is_driver(const void *base)
+{
+	struct question q = {.in = base, .is_driver = 1};
+
+	dl_iterate_phdr(ask, &q);
+	return q.base != NULL;
+}
+
+int find_keep(const void *address)
+{
+	struct question q = {.in = address};
+	void *(*open)(const char *, int);
+
+	*(void **)&open = find_next("dlopen", "dlinfo");
+	dl_iterate_phdr(ask, &q);
+	return open && q.path && open(q.path, RTLD_LAZY | RTLD_NOLOAD | RTLD_NODELETE);
 }
 
 static const void *base_of(const void *address, unsigned flags)

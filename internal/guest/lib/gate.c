@@ -8,10 +8,10 @@
 #define _GNU_SOURCE
 #include <errno.h>
 #include <linux/futex.h>
-#include <pthread.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 
+#include "front.h"
 #include "gate.h"
 #include "guest.h"
 
@@ -50,16 +50,14 @@ static bool take_pass(void)
 }
 
 /* A child that was forked meanwhile has nobody who opens its gate, and the driver refuses it everything. */
-__attribute__((visibility("hidden"), used)) void gate_wait(void)
+__attribute__((visibility("hidden"), used)) void *gate_wait(size_t entry)
 {
 	uint32_t closed;
 
 	while ((closed = __atomic_load_n(&gate_closed, __ATOMIC_ACQUIRE)) && !take_pass() && !driver_forked())
 		futex_wait(&gate_closed, closed, NULL);
+	return gate_targets[entry];
 }
-
-#define STRING_(x) #x
-#define STRING(x) STRING_(x)
 
 /* An entry is 32 bytes. One that finds the gate closed keeps all registers in which there may be arguments. */
 __asm__(".text\n"
@@ -80,42 +78,23 @@ __asm__(".text\n"
 	".set entry, entry+1\n"
 	".endr\n"
 	".cfi_endproc\n"
-	"gate_is_closed:\n"
-	".cfi_startproc\n"
-	".cfi_def_cfa_offset 16\n"
-	"	push %rdi; push %rsi; push %rdx; push %rcx; push %r8; push %r9; push %rax\n"
-	".cfi_adjust_cfa_offset 56\n"
-	"	sub $136, %rsp\n"
-	".cfi_adjust_cfa_offset 136\n"
-	"	movups %xmm0, (%rsp); movups %xmm1, 16(%rsp); movups %xmm2, 32(%rsp); movups %xmm3, 48(%rsp)\n"
-	"	movups %xmm4, 64(%rsp); movups %xmm5, 80(%rsp); movups %xmm6, 96(%rsp); movups %xmm7, 112(%rsp)\n"
-	"	call gate_wait\n"
-	"	movups (%rsp), %xmm0; movups 16(%rsp), %xmm1; movups 32(%rsp), %xmm2; movups 48(%rsp), %xmm3\n"
-	"	movups 64(%rsp), %xmm4; movups 80(%rsp), %xmm5; movups 96(%rsp), %xmm6; movups 112(%rsp), %xmm7\n"
-	"	add $136, %rsp\n"
-	".cfi_adjust_cfa_offset -136\n"
-	"	pop %rax; pop %r9; pop %r8; pop %rcx; pop %rdx; pop %rsi; pop %rdi\n"
-	".cfi_adjust_cfa_offset -56\n"
-	"	pop %r11\n"
-	".cfi_adjust_cfa_offset -8\n"
-	"	lea gate_targets(%rip), %r10\n"
-	"	jmp *(%r10,%r11,8)\n"
-	".cfi_endproc\n");
-
-static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+	JUMP_WHERE("gate_is_closed", "gate_wait"));
 
 void *gated(void *function)
 {
-	static size_t used;
-	size_t i = 0;
+	for (size_t i = 0; i < ENTRIES; i++) {
+		void *its = NULL;
+		if (__atomic_compare_exchange_n(&gate_targets[i], &its, function, false, __ATOMIC_ACQ_REL, __ATOMIC_ACQUIRE) || its == function)
+			return gate_entries + 32 * i;
+	}
+	return function;
+}
 
-	pthread_mutex_lock(&lock);
-	while (i < used && gate_targets[i] != function)
-		i++;
-	if (i == used && used < ENTRIES)
-		gate_targets[used++] = function;
-	pthread_mutex_unlock(&lock);
-	return i < ENTRIES ? gate_entries + 32 * i : function;
+const void *gate_target_of(const void *entry)
+{
+	const size_t i = ((const char *)entry - gate_entries) / 32;
+
+	return (const char *)entry >= gate_entries && i < ENTRIES ? __atomic_load_n(&gate_targets[i], __ATOMIC_ACQUIRE) : NULL;
 }
 
 static void close_with(uint32_t calls)
@@ -137,11 +116,7 @@ void gate_pass(uint32_t calls)
 	futex_wake(&gate_closed);
 }
 
-void gate_in_a_child(void)
-{
-	lock = (pthread_mutex_t)PTHREAD_MUTEX_INITIALIZER;
-	gate_open();
-}
+void gate_in_a_child(void) { gate_open(); }
 
 void gate_open(void)
 {
@@ -149,21 +124,10 @@ void gate_open(void)
 	futex_wake(&gate_closed);
 }
 #else
-void gate_wait(void) {}
 void *gated(void *function) { return function; }
+const void *gate_target_of(const void *entry) { return (void)entry, NULL; }
 void gate_close(void) {}
 void gate_pass(uint32_t calls) { (void)calls; }
 void gate_open(void) {}
 void gate_in_a_child(void) {}
 #endif
-
-#define IN_A_STREAM(name, parameters, arguments)                                                                       \
-	CUresult name parameters                                                                                       \
-	{                                                                                                              \
-		if (!driver_known())                                                                                   \
-			return CUDA_ERROR_NOT_INITIALIZED;                                                             \
-		gate_wait();                                                                                           \
-		return driver.name arguments;                                                                          \
-	}
-#define LAUNCH(name, parameters, arguments) IN_A_STREAM(name, parameters, arguments) IN_A_STREAM(name##_ptsz, parameters, arguments)
-#include "launches.h"

@@ -5,6 +5,8 @@
 
 /* A function with the same effect, which waits first while the gate is closed. */
 void *gated(void *function);
+/* The function that such an entry leads to, or NULL. */
+const void *gate_target_of(const void *entry);
 void gate_close(void);
 /* While it is closed: so many calls may begin all the same, until gate_close is called again. */
 void gate_pass(uint32_t calls);

@@ -21,11 +21,23 @@ struct driver {
 
 extern struct driver driver;
 
-/* What a program that is linked with the driver finds first. */
+/* The guest's functions. On amd64 the names that a program finds are those of front.c, which lead there. */
+#ifdef __x86_64__
+#define OURS(name) __asm__("guest_" #name) __attribute__((visibility("hidden")))
+#else
+#define OURS(name) EXPORT
+#endif
 #define CALL(result, name, ...)
-#define SERVED(result, name, ...) EXPORT result name(__VA_ARGS__);
+#define SERVED(result, name, ...) result name(__VA_ARGS__) OURS(name);
 #include "calls.h"
 #undef CALL
+
+/* A thread that is cancelled does not end in the rest of a block: what it has there would never be given back. */
+#define UNCANCELLED UNCANCELLED_(__COUNTER__)
+#define UNCANCELLED_(n) UNCANCELLED__(n)
+#define UNCANCELLED__(n) __attribute__((cleanup(cancel_back), unused)) const int cancellable_##n = cancel_off()
+int cancel_off(void);
+void cancel_back(const int *before);
 
 /* Is the driver known? Learns of one that the program is linked with. */
 bool driver_known(void);

@@ -1,8 +1,12 @@
 /*
  * ipc.c: cuIpc for the memory of alloc.c. The driver gives handles to its own memory only.
  * So the handle has the name of a socket, on which a thread of the process that gave it out
- * answers with a descriptor for each part. An export of memory that was made by cuMemCreate is the same: the descriptor that the
- * program gets is that of a small file in memory, in which the handle is.
+ * answers with a descriptor for each part. An export of memory that was made by cuMemCreate is
+ * the same: the descriptor that the program gets is that of a small file in memory, in which the
+ * handle is.
+ *
+ * Socket and thread are made before the first memory is served: when the program asks for a handle, it may have no
+ * descriptor left, another root, or a limit. The socket has a name, and listens, only from then on.
  */
 #define _GNU_SOURCE
 #include <errno.h>
@@ -20,6 +24,7 @@
 
 #include "agent.h"
 #include "alloc.h"
+#include "gate.h"
 
 #define MAGIC "cucriu\1"
 #define PREFIX "cucriu-guest-"
@@ -42,7 +47,9 @@ struct answer {
 static struct pollfd sockets[65];
 static size_t connections;
 static char own_name[24];
-static bool listening;
+static bool started;	    /* there are a socket and a thread */
+static uint32_t listening; /* how far the thread is: 0, ASKED, or one of the others. By fours: agent.c says why */
+enum { ASKED = 4, LISTENS = 8, FAILED = 12 };
 static unsigned long long numbers;
 static pthread_mutex_t opening = PTHREAD_MUTEX_INITIALIZER; /* one opens at a time: a context has one mapping of each memory */
 
@@ -131,6 +138,27 @@ static bool serve(int s)
 	return sent && !a.result;
 }
 
+/* A program may close all that it finds open, and what it opens then has the same numbers. */
+static bool is_own(int s)
+{
+	struct sockaddr_un own, its = {0};
+	socklen_t n = sizeof its, size = address(&own, own_name);
+
+	return !getsockname(s, (struct sockaddr *)&its, &n) && n == size && !memcmp(&own, &its, n);
+}
+
+/* Nobody has used it yet. */
+static bool is_unused(int s)
+{
+	struct sockaddr_un a = {0};
+	socklen_t n = sizeof a, size = sizeof a;
+	int kind = 0;
+
+	return !getsockopt(s, SOL_SOCKET, SO_TYPE, &kind, &(socklen_t){sizeof kind}) && kind == SOCK_SEQPACKET &&
+	       !getsockname(s, (struct sockaddr *)&a, &n) && a.sun_family == AF_UNIX && n == sizeof a.sun_family &&
+	       getpeername(s, (struct sockaddr *)&a, &size);
+}
+
 /* A forked child may have it, too, so that the other end does not see that it is closed. */
 static void hang_up(int s)
 {
@@ -144,7 +172,8 @@ static size_t end_connection(size_t i, size_t count)
 	int s = sockets[i].fd;
 
 	sockets[i].fd = -1; /* a forked child must not close what has this number later */
-	hang_up(s);
+	if (is_own(s))
+		hang_up(s);
 	memmove(sockets + i, sockets + i + 1, (--count - i) * sizeof *sockets);
 	sockets[count].fd = -1;
 	__atomic_store_n(&connections, count - 1, __ATOMIC_RELEASE);
@@ -168,19 +197,70 @@ static size_t admit(int s, size_t count)
 	return count + 1;
 }
 
+static bool random_name(char *name, size_t size)
+{
+	bool done = syscall(SYS_getrandom, name, size, 0) == (ssize_t)size;
+	int fd = done ? -1 : open("/dev/urandom", O_RDONLY | O_CLOEXEC); /* the call is of Linux 3.17 */
+
+	done = done || (fd >= 0 && read(fd, name, size) == (ssize_t)size);
+	for (size_t i = 0; i < size; i++)
+		name[i] = "abcdefghijklmnopqrstuvwxyz012345"[name[i] & 31];
+	if (fd >= 0)
+		close(fd);
+	return done;
+}
+
+/* Listens, on the socket that was made for it, if that is there yet. */
+static bool listen_for_others(void)
+{
+	struct sockaddr_un a;
+	const socklen_t size = address(&a, own_name);
+	int s = sockets[0].fd;
+
+	if (!is_unused(s))
+		s = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0);
+	if (s < 0 || bind(s, (struct sockaddr *)&a, size) || listen(s, 64)) {
+		if (s >= 0 && s != sockets[0].fd)
+			close(s);
+		return false;
+	}
+	sockets[0] = (struct pollfd){.fd = s, .events = POLLIN};
+	return true;
+}
+
+/* Waits until the program gives the first handle out. */
+static void await_first(void)
+{
+	for (uint32_t n; (n = __atomic_load_n(&listening, __ATOMIC_ACQUIRE)) != LISTENS;) {
+		if (n != ASKED) {
+			futex_wait(&listening, n, NULL);
+			continue;
+		}
+		n = random_name(own_name, sizeof own_name) && listen_for_others() ? LISTENS : FAILED;
+		__atomic_store_n(&listening, n, __ATOMIC_RELEASE);
+		futex_wake(&listening);
+	}
+}
+
 static void *server(void *unused)
 {
 	size_t count = 1;
 
 	(void)unused;
+	await_first();
 	for (;;) {
 		if (poll(sockets, count, -1) <= 0)
 			continue;
 		for (size_t i = count; i-- > 1;)
-			if (sockets[i].revents && !serve(sockets[i].fd))
+			if (sockets[i].revents && !(is_own(sockets[i].fd) && serve(sockets[i].fd)))
 				count = end_connection(i, count);
 		if (!sockets[0].revents)
 			continue;
+		if (!is_own(sockets[0].fd)) {
+			if (!listen_for_others())
+				nanosleep(&(struct timespec){.tv_nsec = 100000000}, NULL);
+			continue;
+		}
 		int s = accept4(sockets[0].fd, NULL, NULL, SOCK_CLOEXEC);
 		if (s >= 0)
 			count = admit(s, count);
@@ -192,50 +272,49 @@ static void *server(void *unused)
 
 void ipc_in_a_child(void)
 {
-	for (size_t i = 0; listening && i < sizeof sockets / sizeof *sockets; i++)
-		if (sockets[i].fd > 0)
+	for (size_t i = 0; started && i < sizeof sockets / sizeof *sockets; i++)
+		if (sockets[i].fd > 0 && (is_own(sockets[i].fd) || is_unused(sockets[i].fd)))
 			close(sockets[i].fd);
 	memset(sockets, 0, sizeof sockets);
 	connections = 0;
-	listening = false;
+	started = false;
+	listening = 0;
 	opening = (pthread_mutex_t)PTHREAD_MUTEX_INITIALIZER;
 }
 
-static bool random_name(char *name, size_t size)
+bool ipc_start(void)
 {
-	int fd = open("/dev/urandom", O_RDONLY | O_CLOEXEC);
-	bool done = fd >= 0 && read(fd, name, size) == (ssize_t)size;
-
-	for (size_t i = 0; i < size; i++)
-		name[i] = "abcdefghijklmnopqrstuvwxyz012345"[name[i] & 31];
-	if (fd >= 0)
-		close(fd);
-	return done;
-}
-
-static bool listen_for_others(void)
-{
-	struct sockaddr_un a;
-
-	if (listening)
+	if (started)
 		return true;
 	int s = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0);
 	if (s < 0)
 		return false;
-	if (!random_name(own_name, sizeof own_name) || bind(s, (struct sockaddr *)&a, address(&a, own_name)) || listen(s, 64)) {
+	sockets[0].fd = s;
+	if (!(started = start_a_thread(server, NULL)))
 		close(s);
+	return started;
+}
+
+/* The thread does it: the program's own may be forbidden to. */
+static bool is_listening(void)
+{
+	uint32_t n = __atomic_load_n(&listening, __ATOMIC_ACQUIRE);
+
+	if (!started)
 		return false;
+	if (n != LISTENS) {
+		__atomic_store_n(&listening, ASKED, __ATOMIC_RELEASE);
+		futex_wake(&listening);
 	}
-	sockets[0] = (struct pollfd){.fd = s, .events = POLLIN};
-	if (!(listening = start_a_thread(server, NULL)))
-		close(s);
-	return listening;
+	while ((n = __atomic_load_n(&listening, __ATOMIC_ACQUIRE)) == ASKED)
+		futex_wait(&listening, ASKED, NULL);
+	return n == LISTENS;
 }
 
 /* What others need to have memory, too. */
 static CUresult make_ticket(struct ticket *t, struct memory *m, size_t asked)
 {
-	if (!listen_for_others())
+	if (!is_listening())
 		return CUDA_ERROR_OUT_OF_MEMORY;
 	if (!m->number)
 		m->number = ++numbers;
@@ -327,17 +406,14 @@ static CUresult fetch(int s, const struct ticket *t, struct memory *m)
 	return driver.cuMemGetAllocationPropertiesFromHandle(&m->wanted, m->parts[0]);
 }
 
-/* The other process is not waited for without end. */
+/* The other process may be stopped. It is waited for as long as it lives: the driver would not need it. */
 static int connect_to(const char *name)
 {
 	struct sockaddr_un a;
-	struct timeval most = {.tv_sec = 30};
 	int s = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0);
 
 	if (s < 0)
 		return -1;
-	setsockopt(s, SOL_SOCKET, SO_RCVTIMEO, &most, sizeof most);
-	setsockopt(s, SOL_SOCKET, SO_SNDTIMEO, &most, sizeof most);
 	if (AGAIN(connect(s, (struct sockaddr *)&a, address(&a, name)))) {
 		close(s);
 		return -1;
@@ -405,9 +481,12 @@ CUresult cuMemImportFromShareableHandle(CUhandle *out, void *descriptor, int typ
 		return CUDA_ERROR_NOT_INITIALIZED;
 	if (driver_forked() || !out || type != CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR || !read_ticket((int)(intptr_t)descriptor, &t))
 		return unserved(driver.cuMemImportFromShareableHandle(out, descriptor, type), 1);
+	UNCANCELLED;
+	if (!memory_can_be_served())
+		return CUDA_ERROR_OUT_OF_MEMORY;
 	if (!t.asked || t.asked > 1ull << 46 || (t.part_size != PART && t.part_size != t.asked))
 		return CUDA_ERROR_INVALID_VALUE;
-	if (listening && !memcmp(t.name, own_name, sizeof t.name))
+	if (listening == LISTENS && !memcmp(t.name, own_name, sizeof t.name))
 		return import_own(out, &t);
 	CUresult r = fetch_memory(&m, &t);
 	return r ? r : memory_hand_out(m, out);
@@ -438,9 +517,12 @@ static CUresult open_handle(CUdeviceptr *out, const struct ipc *handle, unsigned
 	memcpy(&t, handle, sizeof t);
 	if (driver_forked() || !out || flags > 1 || memcmp(t.magic, MAGIC, sizeof t.magic) || t.part_size != PART)
 		return unserved(otherwise(out, *handle, flags), 1);
+	UNCANCELLED;
+	if (!memory_can_be_served())
+		return CUDA_ERROR_OUT_OF_MEMORY;
 	if (t.asked < LEAST || t.asked > 1ull << 46)
 		return CUDA_ERROR_INVALID_VALUE;
-	if (listening && !memcmp(t.name, own_name, sizeof t.name))
+	if (listening == LISTENS && !memcmp(t.name, own_name, sizeof t.name))
 		return CUDA_ERROR_INVALID_CONTEXT; /* not in the process that gave it out */
 	CUresult r = driver.cuMemAlloc_v2(&companion, 1); /* in the current context */
 	if (r)
@@ -471,6 +553,7 @@ CUresult cuIpcCloseMemHandle(CUdeviceptr at)
 
 	if (!driver_known())
 		return CUDA_ERROR_NOT_INITIALIZED;
+	UNCANCELLED;
 	struct memory *m = driver_forked() ? NULL : ordinary_begin_end(at, true, &stays);
 	if (m)
 		return ordinary_end(m, driver.cuMemFree_v2(m->companion));

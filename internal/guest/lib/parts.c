@@ -80,7 +80,12 @@ void memory_enter(struct memory *m)
 {
 	m->next = all;
 	all = m;
-	agent_start();
+}
+
+bool memory_can_be_served(void)
+{
+	ALONE;
+	return agent_start() && ipc_start();
 }
 
 void memory_leave(struct memory *m)
@@ -196,8 +201,9 @@ CUresult cuMemCreate(CUhandle *handle, size_t size, const struct properties *wan
 
 	if (!driver_known())
 		return CUDA_ERROR_NOT_INITIALIZED;
-	if (driver_forked() || !handle || !wanted || flags || !can_be_ours(size, wanted))
+	if (driver_forked() || !handle || !wanted || flags || !can_be_ours(size, wanted) || !memory_can_be_served())
 		return driver.cuMemCreate(handle, size, wanted, flags);
+	UNCANCELLED;
 	CUresult r = memory_create(&m, size, wanted);
 	return r ? r : memory_hand_out(m, handle);
 }
@@ -260,6 +266,16 @@ static bool ordinary_in(CUdeviceptr at, size_t size)
 	return false;
 }
 
+/* Would only a part of a mapping be left? The driver unmaps none by halves, and sees parts. */
+static bool divides(CUdeviceptr at, size_t size)
+{
+	for (struct memory *m = all; m; m = m->next)
+		for (struct mapping *p = m->mappings; p; p = p->next)
+			if (at < p->at + m->size && p->at < at + size && (p->at < at || at + size < p->at + m->size))
+				return true;
+	return false;
+}
+
 CUresult cuMemSetAccess(CUdeviceptr at, size_t size, const struct access *who, size_t count)
 {
 	BEGIN(driver.cuMemSetAccess(at, size, who, count));
@@ -269,7 +285,7 @@ CUresult cuMemSetAccess(CUdeviceptr at, size_t size, const struct access *who, s
 CUresult cuMemUnmap(CUdeviceptr at, size_t size)
 {
 	BEGIN(driver.cuMemUnmap(at, size));
-	if (ordinary_in(at, size))
+	if (ordinary_in(at, size) || divides(at, size))
 		return CUDA_ERROR_INVALID_VALUE;
 	CUresult r = driver.cuMemUnmap(at, size);
 	if (r)

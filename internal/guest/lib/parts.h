@@ -52,7 +52,9 @@ struct memory {
 };
 
 /* The rest of a function has the records for itself. */
-#define ALONE __attribute__((cleanup(parts_give), unused)) const bool alone = parts_take()
+#define ALONE                                                                                                          \
+	UNCANCELLED;                                                                                                   \
+	__attribute__((cleanup(parts_give), unused)) const bool alone = parts_take()
 
 /* The beginning of a call. The driver answers a forked child, where nobody would give back the lock that another thread had. */
 #define BEGIN(in_a_child)                                                                                              \
@@ -68,6 +70,11 @@ void parts_give(const bool *unused);
 
 /* Only what another GPU may reach is worth parts, and what there can be: they are taken one by one. */
 bool memory_is_ours(size_t size, CUdevice device);
+/*
+ * What it takes to serve memory later is there. Where it cannot be, by some limit of the program's, the driver has all
+ * memory itself.
+ */
+bool memory_can_be_served(void);
 /* A record without parts. NULL: no room for it. */
 struct memory *memory_new(size_t size, const struct properties *wanted);
 /* A record with its parts. */
