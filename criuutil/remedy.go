@@ -47,6 +47,7 @@ var known = []knownError{
 	{message: regexp.MustCompile(`^inet: Can't bind inet socket .*: Address already in use`), remedy: "a port of the job is in use on this host: end the program that has it (ss -tulnp lists them), and restore again"},
 	{message: regexp.MustCompile(`^unix: Can't bind .*: Address already in use`), remedy: "the name of a UNIX socket of the job is in use on this host: end the program that has it (ss -xlp lists them), and restore again"},
 	{message: regexp.MustCompile(`^inet: In-flight connection`), remedy: "a client was just connecting to the job: try again, or give --skip-in-flight, which drops such connections"},
+	{message: regexp.MustCompile(`^unix: (?:Found a closed|Non-empty write queue on an) in-flight socket`), remedy: "a server of the job has not yet accepted a client that has ended or has sent data (UNIX socket): try again when it has"},
 	{message: regexp.MustCompile(`^unix: (?:External socket|Can't dump name-less external socket|Unix socket \d+ with(?:out| unreachable) peer)`), remedy: remedyUnix},
 	{message: regexp.MustCompile(`^fsnotify: \s*Can't dump that handle`), remedy: remedyWatch},
 	{message: regexp.MustCompile(`^Some file locks are hold by dumping tasks`), remedy: "the job holds file locks: give -l (--file-locks) to the dump and to the restore"},

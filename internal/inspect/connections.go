@@ -69,7 +69,7 @@ func (s *snapshot) outside(w *Wanted) error {
 		}
 	}
 	addresses, err := s.addressFindings()
-	w.Findings = append(w.Findings, addresses...)
+	w.Findings = slices.Concat(w.Findings, addresses, s.queueFindings())
 	return err
 }
 
@@ -139,6 +139,20 @@ type unixSocket struct {
 	sort    byte // SOCK_STREAM and the like
 	address string
 	peer    uint64 // the inode of the other end; 0 if there is none
+	waits   bool   // it is connected, and not accepted yet
+	unread  uint32 // bytes that it has sent and that are not read
+	dead    int    // clients in its queue that have closed their ends
+}
+
+// unaccepted says what criu cannot dump of a connection that is not accepted yet; "" if it can.
+func (s unixSocket) unaccepted() string {
+	switch {
+	case s.dead > 0:
+		return fmt.Sprintf("listens on %s, and a client that it has not accepted yet has ended", s.address)
+	case s.waits && s.unread > 0:
+		return "has sent data on a connection that the server has not accepted yet"
+	}
+	return ""
 }
 
 // outsideSocket is a socket of the tree that is connected to one outside of it.
@@ -175,11 +189,33 @@ func (s outsideSocket) finding(others []*file) preflight.Finding {
 	return s.of.about(preflight.New(preflight.FindingUNIXSocket, fmt.Sprintf("is connected by a UNIX socket (descriptor %s) to %s, and criu cannot dump one half of a connection", s.number, to), ""))
 }
 
+// unixSockets lists the UNIX sockets of the networks of the tree, and which sockets are the tree's.
+func (s *snapshot) unixSockets() (ours map[uint64]*file, known map[uint64]unixSocket, err error) {
+	ours, known = s.inodes("socket"), make(map[uint64]unixSocket)
+	err = eachNetwork(ours, func(l *look) error { return listUnixSockets(fmt.Sprintf("/proc/%d/ns/net", l.pid), known) })
+	return ours, known, err
+}
+
+// queueFindings refuse connections in the queue of a server that criu cannot dump, if it does not take them soon.
+func (s *snapshot) queueFindings() (findings preflight.Findings) {
+	lasts(func() bool {
+		findings = nil
+		ours, known, _ := s.unixSockets()
+		for _, inode := range slices.Sorted(maps.Keys(ours)) {
+			if why := known[inode].unaccepted(); why != "" {
+				f := ours[inode]
+				findings = append(findings, f.of.about(preflight.New(preflight.FindingUNIXSocket,
+					proc.Printable(fmt.Sprintf("%s (descriptor %s), which criu cannot dump", why, f.number)), "try again when the server has accepted it")))
+			}
+		}
+		return len(findings) > 0
+	})
+	return findings
+}
+
 // outsideSockets finds the UNIX sockets that are connected to sockets outside of the tree.
 func (s *snapshot) outsideSockets() ([]outsideSocket, error) {
-	ours := s.inodes("socket")
-	known := make(map[uint64]unixSocket)
-	err := eachNetwork(ours, func(l *look) error { return listUnixSockets(fmt.Sprintf("/proc/%d/ns/net", l.pid), known) })
+	ours, known, err := s.unixSockets()
 	var outside []outsideSocket
 	for _, inode := range slices.Sorted(maps.Keys(ours)) {
 		socket := known[inode]
@@ -221,11 +257,11 @@ func listUnixSockets(namespace string, to map[uint64]unixSocket) error {
 		return fmt.Errorf("list UNIX sockets: %w", err)
 	}
 	defer conn.Close()
-	const byFamily, showName, showPeer, showIcons = 20, 1, 4, 8
+	const byFamily, showName, showPeer, showIcons, showQueue = 20, 1, 4, 8, 16
 	request := make([]byte, 24)                         // struct unix_diag_req
 	request[0] = unix.AF_UNIX                           // sdiag_family
 	binary.NativeEndian.PutUint32(request[4:], 1<<31-1) // udiag_states: all
-	binary.NativeEndian.PutUint32(request[12:], showName|showPeer|showIcons)
+	binary.NativeEndian.PutUint32(request[12:], showName|showPeer|showIcons|showQueue)
 	messages, err := conn.Execute(netlink.Message{
 		Header: netlink.Header{Type: byFamily, Flags: netlink.Request | netlink.Dump}, Data: request,
 	})
@@ -252,7 +288,15 @@ func listUnixSockets(namespace string, to map[uint64]unixSocket) error {
 				socket.peer = uint64(attributes.Uint32())
 			case 3: // UNIX_DIAG_ICONS
 				for client := range slices.Chunk(attributes.Bytes(), 4) {
-					waiting[uint64(binary.NativeEndian.Uint32(client))] = inode
+					number := binary.NativeEndian.Uint32(client)
+					waiting[uint64(number)] = inode
+					if number == 0 {
+						socket.dead++
+					}
+				}
+			case 4: // UNIX_DIAG_RQLEN: received, sent
+				if queue := attributes.Bytes(); len(queue) == 8 {
+					socket.unread = binary.NativeEndian.Uint32(queue[4:])
 				}
 			}
 		}
@@ -260,7 +304,7 @@ func listUnixSockets(namespace string, to map[uint64]unixSocket) error {
 	}
 	for client, listener := range waiting {
 		if socket, known := to[client]; known && socket.peer == 0 {
-			socket.peer = listener
+			socket.peer, socket.waits = listener, true
 			to[client] = socket
 		}
 	}

@@ -9,6 +9,7 @@ import (
 	"strconv"
 	"strings"
 	"sync"
+	"unsafe"
 
 	"golang.org/x/sys/unix"
 
@@ -194,6 +195,8 @@ func (f *file) unsupportedDescriptor() string {
 		n, err := unix.Getxattr(f.path(), "system.sockprotoname", protocol)
 		if name := string(bytes.TrimRight(protocol[:max(n, 0)], "\x00")); err == nil && !slices.Contains(dumpableProtocols, name) {
 			return "a socket of protocol " + name
+		} else if err == nil && name == "NETLINK" {
+			return f.unsupportedNetlink()
 		}
 	case kind == "anon_inode" && name == "[timerfd]":
 		if clock := f.info().Field("clockid"); clock != "" && !slices.Contains(dumpableClocks, clock) {
@@ -216,6 +219,60 @@ func (f *file) unsupportedDescriptor() string {
 		return f.name()
 	}
 	return ""
+}
+
+// unsupportedNetlink does so for a netlink socket. criu restores 32 groups, and no messages.
+func (f *file) unsupportedNetlink() string {
+	var address unix.Sockaddr
+	groups, unread := make([]byte, 4096), false
+	err := f.shared(func(fd int) (err error) {
+		if address, err = unix.Getsockname(fd); err != nil {
+			return err
+		}
+		size := uint32(len(groups))
+		_, _, errno := unix.Syscall6(unix.SYS_GETSOCKOPT, uintptr(fd), unix.SOL_NETLINK, unix.NETLINK_LIST_MEMBERSHIPS,
+			uintptr(unsafe.Pointer(&groups[0])), uintptr(unsafe.Pointer(&size)), 0)
+		if errno != 0 {
+			size = 0
+		}
+		groups = groups[:min(int(size), len(groups))]
+		unread = lasts(func() bool {
+			ready, _ := unix.Poll([]unix.PollFd{{Fd: int32(fd), Events: unix.POLLIN}}, 0)
+			return ready > 0
+		})
+		return nil
+	})
+	own, isNetlink := address.(*unix.SockaddrNetlink)
+	isSet := func(b byte) bool { return b != 0 }
+	switch {
+	case err != nil || !isNetlink: // closed in the meantime
+	case len(groups) > 4 && slices.ContainsFunc(groups[4:], isSet):
+		return "a netlink socket in a multicast group above 32"
+	case own.Pid == 0 && slices.ContainsFunc(groups, isSet):
+		return "a netlink socket in a multicast group, and not bound,"
+	case unread:
+		return "a netlink socket with unread messages"
+	}
+	return ""
+}
+
+// shared does something with a duplicate of a descriptor. It must not wait, or change what is open.
+func (f *file) shared(do func(fd int) error) error {
+	process, err := proc.Open(f.of.pid)
+	if err != nil {
+		return err
+	}
+	defer process.Close()
+	number, err := strconv.Atoi(f.number)
+	if err != nil {
+		return err
+	}
+	fd, err := process.DuplicateDescriptor(number)
+	if err != nil {
+		return err
+	}
+	defer unix.Close(fd)
+	return do(fd)
 }
 
 // unsupportedFile does so for an open file. Devices are looked for where they usually are.

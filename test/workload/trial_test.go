@@ -21,7 +21,7 @@ func TestATrialRestoreTellsWhatTheRestoreWillTell(t *testing.T) {
 	testenv.Parallel(t)
 	found := 0
 	for _, row := range odd {
-		if row.finding == preflight.FindingUnsupportedFile || row.finding == preflight.FindingUnsupportedProcess || row.finding == preflight.FindingNamespace && !strings.Contains(criuDumps, row.kind) {
+		if row.finding == preflight.FindingUnsupportedFile || row.finding == preflight.FindingUNIXSocket || row.finding == preflight.FindingUnsupportedProcess || row.finding == preflight.FindingNamespace && !strings.Contains(criuDumps, row.kind) {
 			continue
 		}
 		if slices.Contains(notShown, row.kind) {

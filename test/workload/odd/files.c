@@ -3,6 +3,8 @@
 
 #include <linux/bpf.h>
 #include <linux/filter.h>
+#include <linux/netlink.h>
+#include <linux/rtnetlink.h>
 #include <linux/seccomp.h>
 #include <mqueue.h>
 #include <sched.h>
@@ -17,6 +19,7 @@
 #include <sys/socket.h>
 #include <sys/stat.h>
 #include <sys/timerfd.h>
+#include <sys/un.h>
 
 static int events, watched;
 
@@ -285,6 +288,48 @@ static void look_at_semaphore(void)
 		wrong("a read takes %llu", (unsigned long long)taken);
 }
 
+/* A client in the queue of a server that does not accept it. */
+static int client(void)
+{
+	struct sockaddr_un name = {.sun_family = AF_UNIX, .sun_path = "server"};
+	int server = must(socket(AF_UNIX, SOCK_STREAM, 0)), fd = must(socket(AF_UNIX, SOCK_STREAM, 0));
+
+	must(bind(server, (struct sockaddr *)&name, sizeof name));
+	must(listen(server, 5));
+	must(connect(fd, (struct sockaddr *)&name, sizeof name));
+	return fd;
+}
+
+static void waiting_client(void) { client(); }
+static void dead_client(void) { must(close(client())); }
+static void unread_client(void) { must(write(client(), "?", 1)); }
+
+static int netlink(unsigned groups)
+{
+	struct sockaddr_nl name = {.nl_family = AF_NETLINK, .nl_groups = groups};
+	int fd = must(socket(AF_NETLINK, SOCK_RAW | SOCK_NONBLOCK, NETLINK_ROUTE));
+
+	must(bind(fd, (struct sockaddr *)&name, sizeof name));
+	return fd;
+}
+
+static void in_group(int fd, int group) { try(setsockopt(fd, SOL_NETLINK, NETLINK_ADD_MEMBERSHIP, &group, sizeof group)); }
+
+static void netlink_plain(void) { netlink(RTMGRP_LINK); }
+static void netlink_high_group(void) { in_group(netlink(RTMGRP_LINK), RTNLGRP_BRVLAN); }
+static void netlink_unbound(void) { in_group(must(socket(AF_NETLINK, SOCK_RAW, NETLINK_ROUTE)), RTNLGRP_LINK); }
+
+/* The answer to a request stays unread. */
+static void netlink_unread(void)
+{
+	struct {
+		struct nlmsghdr head;
+		struct rtgenmsg body;
+	} request = {{sizeof request, RTM_GETLINK, NLM_F_REQUEST | NLM_F_DUMP, 1, 0}, {AF_UNSPEC}};
+
+	must(send(netlink(0), &request, sizeof request, 0));
+}
+
 static int watcher;
 
 static void watch_name(const char *name)
@@ -365,6 +410,13 @@ const struct kind of_files[] = {
 	{"long-path", long_path, NULL},
 	{"libaio", libaio, NULL},
 	{"eventfd-semaphore", eventfd_semaphore, look_at_semaphore},
+	{"dead-client", dead_client, NULL},
+	{"unread-client", unread_client, NULL},
+	{"waiting-client", waiting_client, NULL},
+	{"netlink", netlink_plain, NULL},
+	{"netlink-high-group", netlink_high_group, NULL},
+	{"netlink-unbound", netlink_unbound, NULL},
+	{"netlink-unread", netlink_unread, NULL},
 	{"watch-overlay", watch_overlay, look_at_overlay},
 	{"watch-nameless", watch_nameless, NULL},
 	{"watch-file-system", watch_file_system, NULL},
