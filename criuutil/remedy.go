@@ -45,6 +45,7 @@ var known = []knownError{
 	{message: regexp.MustCompile(`^Iptables configuration failed|execvp\("?ip6?tables.* failed|^Locking (?:connection|network) failed using nftables|^tcp: Failed to lock TCP connection`), remedy: remedyLock},
 	{message: regexp.MustCompile(`^inet: Connected TCP socket`), remedy: remedyTCP},
 	{message: regexp.MustCompile(`^inet: Can't bind inet socket .*: Address already in use`), remedy: "a port of the job is in use on this host: end the program that has it (ss -tulnp lists them), and restore again"},
+	{message: regexp.MustCompile(`^inet: Can't bind inet socket .*: Cannot assign requested address`), remedy: "this host lacks an address to which a socket of the job is bound: give it the address (ip addr add), and restore again"},
 	{message: regexp.MustCompile(`^unix: Can't bind .*: Address already in use`), remedy: "the name of a UNIX socket of the job is in use on this host: end the program that has it (ss -xlp lists them), and restore again"},
 	{message: regexp.MustCompile(`^inet: In-flight connection`), remedy: "a client was just connecting to the job: try again, or give --skip-in-flight, which drops such connections"},
 	{message: regexp.MustCompile(`^unix: (?:Found a closed|Non-empty write queue on an) in-flight socket`), remedy: "a server of the job has not yet accepted a client that has ended or has sent data (UNIX socket): try again when it has"},

@@ -125,6 +125,9 @@ func imageFindings(ctx context.Context, hook *hooks.Hook, dir string, check file
 		return findings, err
 	}
 	taken, err := inspect.TakenPIDs(ctx, tree.Numbers(), func(text string) { hook.Filled().Log.Warn(text) })
+	if len(taken) == 0 { // else it may be the job itself that waits there
+		findings = append(findings, hook.Judge(inspect.AddressFindings(dir))...)
+	}
 	return append(hook.ExplainTaken(dir, taken), findings...), err
 }
 

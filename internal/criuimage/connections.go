@@ -6,6 +6,7 @@ import (
 	"net/netip"
 	"os"
 	"path/filepath"
+	"slices"
 
 	"github.com/checkpoint-restore/go-criu/v7/crit/images/fdinfo"
 	sk_inet "github.com/checkpoint-restore/go-criu/v7/crit/images/sk-inet"
@@ -123,13 +124,49 @@ func connectionOf(socket *sk_inet.InetSkEntry) Connection {
 
 // addressOf turns the words of an address, which are in network order, into an address. A socket
 // of IPv6 may be connected to one of IPv4.
-func addressOf(words []uint32) netip.Addr {
+func addressOf(words []uint32) netip.Addr { return wordsOf(words).Unmap() }
+
+func wordsOf(words []uint32) netip.Addr {
 	var data []byte
 	for _, word := range words {
 		data = binary.NativeEndian.AppendUint32(data, word)
 	}
 	address, _ := netip.AddrFromSlice(data)
-	return address.Unmap()
+	return address
+}
+
+// Binding is a socket of an image that waits for clients, TCP, or for datagrams, UDP.
+type Binding struct {
+	Address  netip.AddrPort
+	Kind     int // SOCK_STREAM or SOCK_DGRAM
+	OnlyIPv6 bool
+	FreeBind bool // the address need not exist
+}
+
+// Bindings returns the sockets that wait for others in criu's own network namespace. It leaves out those that are
+// bound to a device, and UDP sockets that share their port.
+func Bindings(dir string) ([]Binding, error) {
+	tree, err := ReadTree(dir)
+	if err != nil || tree.OwnNetwork {
+		return nil, err
+	}
+	entries, err := readFiles(dir)
+	var bindings []Binding
+	for _, entry := range entries {
+		s, kind := entry.GetIsk(), 0
+		switch shares := s.GetOpts().GetReuseaddr() || s.GetOpts().GetSoReuseport(); {
+		case s.GetProto() == unix.IPPROTO_TCP && s.GetState() == tcpListen:
+			kind = unix.SOCK_STREAM
+		case s.GetProto() == unix.IPPROTO_UDP && s.GetDstPort() == 0 && !shares:
+			kind = unix.SOCK_DGRAM
+		}
+		b := Binding{netip.AddrPortFrom(wordsOf(s.GetSrcAddr()), uint16(s.GetSrcPort())), kind, s.GetV6Only(), s.GetIpOpts().GetFreebind()}
+		onDevice := s.GetIfname() != "" || s.GetOpts().GetSoBoundDev() != ""
+		if kind != 0 && b.Address.Port() != 0 && b.Address.IsValid() && !onDevice && !slices.Contains(bindings, b) {
+			bindings = append(bindings, b)
+		}
+	}
+	return bindings, err
 }
 
 // BoundAddresses returns the local addresses of the TCP sockets of an image that a restore binds in

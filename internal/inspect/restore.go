@@ -17,6 +17,7 @@ import (
 
 	"cucriu/cudackpt"
 	"cucriu/hooks/preflight"
+	"cucriu/internal/criuimage"
 	"cucriu/internal/fault"
 	"cucriu/internal/gpumap"
 	"cucriu/internal/image"
@@ -300,6 +301,66 @@ func hasUNIXSocket(name string) bool {
 	}
 	list, err := os.ReadFile("/proc/net/unix")
 	return err != nil || strings.Contains(string(list), " "+name+"\n")
+}
+
+// AddressFindings refuse a restore if this host lacks an address on which the job waits for others, or a program
+// waits there. criu finds that when it has made processes; two jobs that set SO_REUSEPORT would divide the
+// clients without a word. It is a check, by a trial: a port that is free now may be taken by then.
+func AddressFindings(imageDir string) (findings preflight.Findings) {
+	bindings, _ := criuimage.Bindings(imageDir) // of an image that is read elsewhere, or damaged, there are none
+	isFree := func(b criuimage.Binding) bool {  // connections in TIME_WAIT are removed before criu binds
+		here, err := proc.TCPSockets(os.Getpid())
+		return b.Kind == unix.SOCK_STREAM && err == nil && !slices.ContainsFunc(here, func(s proc.TCPSocket) bool {
+			return s.Local.Port() == b.Address.Port() && s.State != unix.BPF_TCP_TIME_WAIT
+		})
+	}
+	for _, b := range bindings {
+		var err error
+		lasts(func() bool { // who had it may just be ending
+			if err = tryBinding(b); errors.Is(err, unix.EADDRINUSE) && isFree(b) {
+				err = nil
+			}
+			return err != nil
+		})
+		name := fmt.Sprintf("%s %v", map[int]string{unix.SOCK_STREAM: "TCP", unix.SOCK_DGRAM: "UDP"}[b.Kind], b.Address)
+		switch {
+		case errors.Is(err, unix.EADDRINUSE):
+			findings = append(findings, preflight.New(preflight.FindingTCPAddress, "the job waits for others at "+name+", which a program of this host uses",
+				fmt.Sprintf("end that program (ss -tulnp 'sport = %d' names it)", b.Address.Port())))
+		case errors.Is(err, unix.EADDRNOTAVAIL):
+			findings = append(findings, preflight.New(preflight.FindingTCPAddress, "the job waits for others at "+name+", an address that this host does not have",
+				"give this host the address (ip addr add)"))
+		}
+	}
+	return findings
+}
+
+// tryBinding binds a socket as criu would, but for SO_REUSEPORT, and closes it.
+func tryBinding(b criuimage.Binding) error {
+	family := unix.AF_INET
+	var address unix.Sockaddr
+	if port := int(b.Address.Port()); b.Address.Addr().Is4() {
+		address = &unix.SockaddrInet4{Port: port, Addr: b.Address.Addr().As4()}
+	} else {
+		family, address = unix.AF_INET6, &unix.SockaddrInet6{Port: port, Addr: b.Address.Addr().As16()}
+	}
+	fd, err := unix.Socket(family, b.Kind|unix.SOCK_CLOEXEC, 0)
+	if err != nil {
+		return err
+	}
+	defer unix.Close(fd)
+	value := map[bool]int{true: 1}
+	err = errors.Join(
+		unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_REUSEADDR, value[b.Kind == unix.SOCK_STREAM]), // as criu does
+		unix.SetsockoptInt(fd, unix.SOL_IP, unix.IP_FREEBIND, value[b.FreeBind]),
+	)
+	if err == nil && family == unix.AF_INET6 {
+		err = unix.SetsockoptInt(fd, unix.IPPROTO_IPV6, unix.IPV6_V6ONLY, value[b.OnlyIPv6])
+	}
+	if err != nil {
+		return err
+	}
+	return unix.Bind(fd, address)
 }
 
 // How long [TakenPIDs] waits for processes that are about to be gone: right after a dump that has ended

@@ -37,6 +37,9 @@ func (c *call) preRestore(ctx context.Context) (err error) {
 	if err := c.refuseTakenPIDs(ctx); err != nil { // after what may just have ended a half-restored tree
 		return err
 	}
+	if err := c.Refuse(inspect.AddressFindings(c.stage.ImageDir)); err != nil {
+		return err
+	}
 	if err := planRestore(ctx, c.Env, manifest); err != nil {
 		return err
 	}

@@ -84,6 +84,7 @@ var odd = []struct{ kind, finding string }{
 	{"netlink-high-group", preflight.FindingUnsupportedFile},
 	{"netlink-unbound", preflight.FindingUnsupportedFile},
 	{"netlink-unread", preflight.FindingUnsupportedFile},
+	{"shared-port", ""},
 	{"watch-overlay", ""},
 	{"watch-nameless", preflight.FindingUnsupportedFile},
 	{"watch-file-system", preflight.FindingUnsupportedFile},

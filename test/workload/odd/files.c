@@ -7,6 +7,7 @@
 #include <linux/rtnetlink.h>
 #include <linux/seccomp.h>
 #include <mqueue.h>
+#include <netinet/in.h>
 #include <sched.h>
 #include <stdint.h>
 #include <sys/epoll.h>
@@ -330,6 +331,22 @@ static void netlink_unread(void)
 	must(send(netlink(0), &request, sizeof request, 0));
 }
 
+/* A server that shares its port with whoever asks for that, and has written the port to DIR/port. */
+static void shared_port(void)
+{
+	struct sockaddr_in name = {.sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
+	socklen_t size = sizeof name;
+	int server = must(socket(AF_INET, SOCK_STREAM, 0));
+	FILE *port = fopen("port", "w");
+
+	must(setsockopt(server, SOL_SOCKET, SO_REUSEPORT, &(int){1}, sizeof(int)));
+	must(bind(server, (struct sockaddr *)&name, sizeof name));
+	must(listen(server, 5));
+	must(getsockname(server, (struct sockaddr *)&name, &size));
+	if (!port || fprintf(port, "%d", ntohs(name.sin_port)) < 0 || fclose(port) != 0)
+		wrong("port: %m");
+}
+
 static int watcher;
 
 static void watch_name(const char *name)
@@ -417,6 +434,7 @@ const struct kind of_files[] = {
 	{"netlink-high-group", netlink_high_group, NULL},
 	{"netlink-unbound", netlink_unbound, NULL},
 	{"netlink-unread", netlink_unread, NULL},
+	{"shared-port", shared_port, NULL},
 	{"watch-overlay", watch_overlay, look_at_overlay},
 	{"watch-nameless", watch_nameless, NULL},
 	{"watch-file-system", watch_file_system, NULL},
