@@ -41,6 +41,7 @@ const (
 	FindingIOURing            = "io-uring"
 	FindingUnsupportedFile    = "unsupported-file"
 	FindingUnsupportedProcess = "unsupported-process"
+	FindingFileGuard          = "file-guard"
 	FindingMemoryPolicy       = "memory-policy"
 	FindingOtherUser          = "other-user"
 	FindingNamespace          = "namespace"
@@ -145,6 +146,7 @@ var topics = []Topic{
 		{FindingCriuInside, refuses, "CRIU, or the program that would start it, is part of the tree", "start the dump from outside the tree, or dump a part of the tree that it is not in", !forced},
 		{FindingIOURing, refuses, "a process has an io_uring: [more](#io-uring)", "start the job with cucriu run --no-checkpoints: libraries do without an io_uring then", forced},
 		{FindingUnsupportedFile, refuses, "an open or mapped file of a kind that CRIU cannot dump: [more](#unsupported-file)", "let the job close it, or run it without", forced},
+		{FindingFileGuard, refuses, "a process has a write lease on a file (`F_SETLEASE`) or answers fanotify permission events: opening files would end or wait for it", "give that up before", !forced},
 		{FindingUnsupportedProcess, refuses, "the main thread has ended while others run, or the process shares memory, root or working directory with another one (`CLONE_VM`, `CLONE_FS`)", "let the main thread wait for the others", forced},
 		{FindingUnrestorable, refuses, "a state that CRIU dumps but cannot restore: [more](#unrestorable)", "let the job close it", forced},
 		{FindingContainer, refuses, "the root is in a mount namespace of its own, or belongs to a long job. Checked by `cucriu check`, `dump` and `migrate`, not by an engine's dump", "let the engine dump or move the container (runc checkpoint, podman container checkpoint); for a long job, see cucriu jobs --help", forced},

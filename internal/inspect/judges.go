@@ -31,6 +31,7 @@ var judges = []struct {
 	{preflight.FindingMemoryPolicy, (*look).memoryPolicy},
 	{preflight.FindingNamespace, (*look).otherNamespace},
 	{preflight.FindingUnsupportedFile, (*look).unsupportedFiles},
+	{preflight.FindingFileGuard, (*look).guards},
 	{preflight.FindingUnrestorable, (*look).programInMemory},
 	{preflight.FindingUnrestorable, (*look).programByPath},
 	{preflight.FindingUnrestorable, (*look).oddThread},

@@ -179,6 +179,16 @@ func (l *look) unsupportedFiles(found found) {
 	}
 }
 
+// guards finds descriptors by which the process controls who opens files: a dump and a restore open them.
+func (l *look) guards(found found) {
+	for _, f := range l.open {
+		if g := proc.Guards(l.pid, f.number, f.link, f.info); g != nil {
+			found(g.What, g.Remedy)
+			return
+		}
+	}
+}
+
 // unsupportedDescriptor says what criu cannot dump about a descriptor; "" if it can.
 func (f *file) unsupportedDescriptor() string {
 	kind, name, _ := strings.Cut(f.name(), ":")

@@ -193,7 +193,7 @@ func (l *look) sealedMemory(found found) {
 		if !m.shared || !strings.HasPrefix(m.link, "/memfd:") {
 			continue
 		}
-		file, err := os.Open(m.path())
+		file, err := os.OpenFile(m.path(), os.O_RDONLY|unix.O_NONBLOCK, 0) // it waits for no lease
 		if err != nil {
 			continue // it was unmapped
 		}

@@ -32,7 +32,15 @@ func (d *dump) stopTree(ctx context.Context) error {
 			return err
 		}
 	}
-	return d.Stop(ctx)
+	if err := d.Stop(ctx); err != nil {
+		return err
+	}
+	// Nobody opens a file of the job from here on if that would end it, or wait for it.
+	pids, err := proc.Tree(d.Root)
+	if err != nil {
+		return err
+	}
+	return proc.CheckUnguarded(pids)
 }
 
 func (d *dump) moveMemory(ctx context.Context) error { return d.MoveMemory(ctx, d.stopTree) }

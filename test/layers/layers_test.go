@@ -37,6 +37,7 @@ var layers = [][]string{
 	{"internal/guest", "internal/pagemap", "internal/proc"},
 	{"internal/durable"},
 	{"hooks/preflight", "internal/fault", "internal/jobs/life", "internal/migrate/commit", "internal/migrate/predict", "internal/jsonlines", "internal/testenv/reaper", "internal/self", "internal/units", "internal/version"},
+	{"internal/quote"},
 }
 
 func layerOf(name string) int {

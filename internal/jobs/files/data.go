@@ -115,7 +115,13 @@ type transfer struct {
 	name    name     // of the file, for messages
 	by      string   // who writes it, for messages
 	content *content // its extents get their checksums
-	open    func() (*os.File, error)
+	open    func() (source, error)
+}
+
+// source is what a file is read from: its offset is not used, which may be the job's.
+type source interface {
+	io.ReaderAt
+	io.Closer
 }
 
 func bytesOf(transfers []transfer) (sum int64) {
@@ -126,13 +132,14 @@ func bytesOf(transfers []transfer) (sum int64) {
 }
 
 // copyAll copies the data of files to where their contents say it lies in dir.
-func copyAll(ctx context.Context, dir *os.Root, transfers []transfer) error {
+func copyAll(ctx context.Context, dir *os.Root, transfers []transfer, progress *progress) error {
 	var contents []*content
 	for _, t := range transfers {
 		contents = append(contents, t.content)
 	}
 	return inParallel(ctx, contents, func(i int, at int64, e *extent, buffer []byte) error {
 		t := transfers[i]
+		progress.reach(t.name)
 		from, err := t.open()
 		if err != nil {
 			return fmt.Errorf("%v: %w", t.name, err)
@@ -142,7 +149,8 @@ func copyAll(ctx context.Context, dir *os.Root, transfers []transfer) error {
 		if err != nil {
 			return err
 		}
-		e.CRC32C, err = copyPiece(io.NewOffsetWriter(to, at), io.NewSectionReader(from, e.Offset, e.Length), e.Length, buffer)
+		read := progress.reading(t.name, io.NewSectionReader(from, e.Offset, e.Length))
+		e.CRC32C, err = copyPiece(io.NewOffsetWriter(to, at), read, e.Length, buffer)
 		if err = errors.Join(err, to.Close()); err != nil {
 			return fmt.Errorf("%v: %w", t.name, err)
 		}
@@ -275,7 +283,7 @@ func copyData(ctx context.Context, to, from *os.File, start, end, at int64) erro
 }
 
 // endingOf describes the end of a file's first size bytes.
-func endingOf(f *os.File, size int64) (*ending, error) {
+func endingOf(f io.ReaderAt, size int64) (*ending, error) {
 	data := make([]byte, min(size, endingSize))
 	if _, err := f.ReadAt(data, size-int64(len(data))); err != nil {
 		return nil, err

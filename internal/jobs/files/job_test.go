@@ -51,6 +51,8 @@ type order struct {
 // What an order does then.
 const (
 	thenUnlink = "unlink"
+	thenLease  = "lease"
+	thenGuard  = "guard"
 )
 
 func runJob() error {
@@ -105,10 +107,15 @@ func (o order) do() error {
 	if o.Close {
 		_ = unix.Close(fd)
 	}
-	if o.Then == thenUnlink {
+	switch o.Then {
+	case thenUnlink:
 		return os.Remove(string(o.Path))
+	case thenLease:
+		_, err = unix.FcntlInt(uintptr(fd), unix.F_SETLEASE, unix.F_WRLCK)
+	case thenGuard:
+		_, err = guard(string(o.Path))
 	}
-	return nil
+	return err
 }
 
 // orderEnv is the environment of a process that does its orders.

@@ -5,9 +5,10 @@ import (
 	"encoding/json"
 	"fmt"
 	"path/filepath"
-	"strconv"
 	"strings"
 	"unicode/utf8"
+
+	"cucriu/internal/quote"
 )
 
 // name is a path. Any byte but NUL may be in it. In the list it is a string if it is valid
@@ -40,13 +41,8 @@ func (n *name) UnmarshalJSON(data []byte) error {
 	return err
 }
 
-// String returns the path for a message. It is quoted if a character in it cannot be printed.
-func (n name) String() string {
-	if quoted := strconv.Quote(string(n)); quoted != `"`+string(n)+`"` {
-		return quoted
-	}
-	return string(n)
-}
+// String returns the path for a message.
+func (n name) String() string { return quote.Name(n) }
 
 // checkAbsolute refuses what is not the path of a file below the root directory.
 func (n name) checkAbsolute() error {

@@ -1,6 +1,9 @@
 package files
 
-import "time"
+import (
+	"cmp"
+	"time"
+)
 
 // The limits for the content that is saved, in bytes.
 const (
@@ -25,7 +28,11 @@ type Options struct {
 	// Also are files that are saved with their content although the job only reads them, by
 	// their paths, with their inodes: another file that has such a path by now is not saved.
 	Also map[string]uint64
+	// Patience is how long one file may keep everything waiting. 0 means a minute.
+	Patience time.Duration
 }
+
+func (o Options) patience() time.Duration { return cmp.Or(o.Patience, time.Minute) }
 
 // PutBackOptions says how files are put back.
 type PutBackOptions struct {

@@ -19,32 +19,40 @@ import (
 
 // Foresee refuses what Save would refuse, and touches nothing. The tree may run.
 func Foresee(ctx context.Context, root int, o Options) error {
-	return (&survey{Options: o}).find(ctx, root)
+	return unstalled(ctx, o.patience(), func(ctx context.Context, at *progress) error {
+		return (&survey{Options: o, at: at}).find(ctx, root)
+	})
 }
 
 // Save records the files of the tree below root, and copies their content into dir. All
 // processes of the tree must be stopped. What it has written is not yet on disk, as the rest of
-// an image.
+// an image. It fails if a file makes it wait too long.
 func Save(ctx context.Context, root int, dir string, o Options) error {
-	s := &survey{Options: o}
-	if err := s.find(ctx, root); err != nil {
-		return err
-	}
+	return unstalled(ctx, o.patience(), func(ctx context.Context, at *progress) error {
+		s := &survey{Options: o, at: at}
+		if err := s.find(ctx, root); err != nil {
+			return err
+		}
+		if err := s.save(ctx, dir); err != nil {
+			return fmt.Errorf("save the job's files: %w", err)
+		}
+		return nil
+	})
+}
+
+func (s *survey) save(ctx context.Context, dir string) error {
 	if err := checkRoom(dir, bytesOf(s.transfers)); err != nil {
 		return err
 	}
 	target, err := os.OpenRoot(dir)
-	if err == nil {
-		err = errors.Join(copyAll(ctx, target, s.transfers), target.Close())
-	}
-	if err == nil {
-		s.list.Version = listVersion
-		err = s.list.write(dir)
-	}
 	if err != nil {
-		return fmt.Errorf("save the job's files: %w", err)
+		return err
 	}
-	return nil
+	if err := errors.Join(copyAll(ctx, target, s.transfers, s.at), target.Close()); err != nil {
+		return err
+	}
+	s.list.Version = listVersion
+	return s.list.write(dir)
 }
 
 // survey finds what a checkpoint has to save, and copies nothing.
@@ -52,10 +60,14 @@ type survey struct {
 	Options
 	list      list
 	transfers []transfer
+	at        *progress
 }
 
 func (s *survey) find(ctx context.Context, root int) error {
-	apart := make(map[inode]bool)
+	open, apart, err := scanTree(ctx, root, s.Except, s.at) // first: it says whether files may be opened
+	if err != nil {
+		return err
+	}
 	for _, dir := range []string{s.Shm, s.PrivateTmp} {
 		if dir == "" {
 			continue
@@ -68,11 +80,11 @@ func (s *survey) find(ctx context.Context, root int) error {
 		return err
 	}
 	own := len(s.transfers)
-	open, err := scanTree(ctx, root, s.Except, apart)
-	if err != nil {
-		return err
-	}
 	for _, f := range open {
+		if apart[inodeOf(f.stat)] {
+			continue
+		}
+		s.at.reach(f.name())
 		if err := s.add(f); err != nil && !gone(err) {
 			return err
 		}
@@ -120,7 +132,7 @@ func (s *survey) add(o *openFile) error {
 			o.hides, f.PID, f.Process)
 	}
 	if f.Use == useContent || f.Use == useAppend {
-		if err := f.readOpen(o.link); gone(err) {
+		if err := f.readOpen(o); gone(err) {
 			return err
 		} else if err != nil {
 			return fmt.Errorf("%v, which process %d (%s) has open, cannot be read: %w", o.name(), f.PID, f.Process, err)
@@ -128,31 +140,25 @@ func (s *survey) add(o *openFile) error {
 	}
 	if len(f.Content.Extents) > 0 {
 		f.Content.Data = filePrefix + strconv.Itoa(len(s.list.Files))
-		s.transfers = append(s.transfers, transfer{f.Paths[0], by, &f.Content, func() (*os.File, error) { return reopen(o.link) }})
+		s.transfers = append(s.transfers, transfer{f.Paths[0], by, &f.Content, o.open})
 	}
 	s.list.Files = append(s.list.Files, f)
 	return nil
 }
 
 // readOpen finds out where a file has data, or what its end is.
-func (f *file) readOpen(link string) error {
-	from, err := reopen(link)
+func (f *file) readOpen(o *openFile) (err error) {
+	if f.Use != useAppend {
+		f.Content.Extents, err = dataIn(o.reopen, o.stat)
+		return err
+	}
+	from, err := o.open()
 	if err != nil {
 		return err
 	}
 	defer from.Close()
-	if f.Use == useAppend {
-		f.End, err = endingOf(from, f.Meta.Size)
-		return err
-	}
-	f.Content.Extents, err = dataOf(from, 0, f.Meta.Size)
+	f.End, err = endingOf(from, f.Meta.Size)
 	return err
-}
-
-// reopen opens a file that a process has open, by its link below /proc. This is the same
-// inode, whatever has become of its path.
-func reopen(link string) (*os.File, error) {
-	return os.OpenFile(link, os.O_RDONLY|unix.O_NONBLOCK, 0)
 }
 
 // walk lists a directory of the job's own, and adds its files to those that are known so.
@@ -165,6 +171,7 @@ func (s *survey) walk(ctx context.Context, dir string, apart map[inode]bool) err
 	names := make(map[inode]name) // the first one of each file
 	start := int64(0)
 	err := filepath.WalkDir(dir, func(path string, d fs.DirEntry, err error) error {
+		s.at.reach(name(path))
 		var st unix.Stat_t
 		if err == nil {
 			err = unix.Lstat(path, &st)
@@ -216,7 +223,7 @@ func (s *survey) walk(ctx context.Context, dir string, apart map[inode]bool) err
 		if len(e.Content.Extents) > 0 {
 			e.Content.Data, e.Content.Start = t.Data, start
 			start += e.Content.length()
-			s.transfers = append(s.transfers, transfer{name(path), "", &e.Content, open})
+			s.transfers = append(s.transfers, transfer{name(path), "", &e.Content, func() (source, error) { return open() }})
 		}
 		t.Entries = append(t.Entries, e)
 		return nil

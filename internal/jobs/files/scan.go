@@ -24,12 +24,16 @@ type openFile struct {
 	hides name   // a path that leads to none, or to another file; "" if there is none
 	link  string // the file itself, below /proc
 	pid   int    // of a process that has it; if one can write it, of such a one
+	// readable are the process and the number of a descriptor by which it can be read; nil if there is none.
+	readable *descriptor
 
 	written  bool // somebody can write it
 	inserted bool // somebody can write it elsewhere than at its end, or has mapped it for writing
 	sized    bool // somebody has it otherwise than only to append: criu insists on its size
 	opened   bool // somebody has it open, not only mapped
 }
+
+type descriptor struct{ pid, number int }
 
 func (f *openFile) use(o Options) use {
 	switch {
@@ -54,16 +58,18 @@ func (f *openFile) isAmong(wanted map[string]uint64) bool {
 type scan struct {
 	files  map[inode]*openFile
 	except map[name]bool
-	apart  map[inode]bool // the files of Except, and of Shm and PrivateTmp
+	apart  map[inode]bool // the files of Except
+	at     *progress
 	// What was seen already: a tree has the same libraries in each process.
 	mapped   map[inode]bool  // as /proc/PID/maps names them
 	ofKernel map[uint64]bool // by device
 }
 
-// scanTree looks at all processes of a tree. What ends or is closed meanwhile is left out.
-func scanTree(ctx context.Context, root int, except []string, apart map[inode]bool) ([]*openFile, error) {
+// scanTree looks at all processes of a tree, and refuses one that controls who opens files. What ends or
+// is closed meanwhile is left out, and what is apart from what a checkpoint saves.
+func scanTree(ctx context.Context, root int, except []string, at *progress) ([]*openFile, map[inode]bool, error) {
 	s := scan{
-		files: make(map[inode]*openFile), except: make(map[name]bool), apart: apart,
+		files: make(map[inode]*openFile), except: make(map[name]bool), apart: make(map[inode]bool), at: at,
 		mapped: make(map[inode]bool), ofKernel: make(map[uint64]bool),
 	}
 	for _, path := range except {
@@ -73,22 +79,25 @@ func scanTree(ctx context.Context, root int, except []string, apart map[inode]bo
 		}
 		s.except[name(path)] = true
 		if st, err := statPath(path); err == nil {
-			apart[inodeOf(st)] = true
+			s.apart[inodeOf(st)] = true
 		}
 	}
 	pids, err := proc.Tree(root)
+	if err == nil {
+		err = proc.CheckUnguarded(pids)
+	}
 	if err != nil {
-		return nil, err
+		return nil, nil, err
 	}
 	for _, pid := range pids {
 		if err := ctx.Err(); err != nil {
-			return nil, err
+			return nil, nil, err
 		}
 		if err := errors.Join(s.descriptors(pid), s.mappings(pid)); err != nil && !gone(err) {
-			return nil, err
+			return nil, nil, err
 		}
 	}
-	return slices.SortedFunc(maps.Values(s.files), func(a, b *openFile) int { return cmp.Compare(a.name(), b.name()) }), nil
+	return slices.SortedFunc(maps.Values(s.files), func(a, b *openFile) int { return cmp.Compare(a.name(), b.name()) }), s.apart, nil
 }
 
 func gone(err error) bool {
@@ -112,6 +121,10 @@ func (s *scan) descriptors(pid int) error {
 		}
 		if err != nil {
 			return err
+		}
+		if reads, _ := info.Access(); reads && info.Flags&unix.O_DIRECT == 0 && f.readable == nil {
+			number, _ := strconv.Atoi(entry.Name())
+			f.readable = &descriptor{pid, number}
 		}
 		appends, access := info.Flags&unix.O_APPEND != 0, info.Flags&unix.O_ACCMODE
 		f.opened = true
@@ -163,6 +176,7 @@ func (s *scan) mappings(pid int) error {
 // look adds a file that a process has open. It returns nil if that does not belong to a
 // checkpoint.
 func (s *scan) look(pid int, link string) (*openFile, error) {
+	s.at.reach(name(link))
 	var st unix.Stat_t
 	if err := unix.Stat(link, &st); err != nil {
 		return nil, fmt.Errorf("%s: %w", link, err)

@@ -20,6 +20,9 @@ func Later(hook *hooks.Hook, j *Job) (*Job, error) {
 	if err != nil {
 		return nil, err
 	}
+	if err := proc.CheckUnguarded(pids); err != nil {
+		return nil, err
+	}
 	used, err := lookForFiles(pids, hook.Filled().Config.Driver.Root)
 	if err != nil {
 		return nil, err

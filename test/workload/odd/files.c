@@ -397,6 +397,27 @@ static void watch_file_system(void)
 	try(fanotify_mark(watcher, FAN_MARK_ADD | FAN_MARK_FILESYSTEM, FAN_CLOSE_WRITE, AT_FDCWD, "/dev/shm"));
 }
 
+/* To read the file breaks the lease, and SIGIO ends the process. */
+static void write_lease(void)
+{
+	try(fcntl(must(open("leased", O_CREAT | O_RDWR | O_CLOEXEC, 0600)), F_SETLEASE, F_WRLCK));
+}
+
+static void read_lease(void)
+{
+	must(close(must(creat("leased", 0600))));
+	try(fcntl(must(open("leased", O_RDONLY | O_CLOEXEC)), F_SETLEASE, F_RDLCK));
+}
+
+/* Whoever opens the file waits for this process, which does not answer. */
+static void permission_events(void)
+{
+	int group = try(fanotify_init(FAN_CLASS_CONTENT | FAN_CLOEXEC, O_RDONLY | O_CLOEXEC));
+
+	must(open("guarded", O_CREAT | O_RDWR | O_CLOEXEC, 0600));
+	try(fanotify_mark(group, FAN_MARK_ADD, FAN_OPEN_PERM, AT_FDCWD, "guarded"));
+}
+
 const struct kind of_files[] = {
 	{"kvm", kvm, NULL},
 	{"fuse", fuse, NULL},
@@ -438,6 +459,9 @@ const struct kind of_files[] = {
 	{"watch-overlay", watch_overlay, look_at_overlay},
 	{"watch-nameless", watch_nameless, NULL},
 	{"watch-file-system", watch_file_system, NULL},
+	{"write-lease", write_lease, NULL},
+	{"read-lease", read_lease, NULL},
+	{"permission-events", permission_events, NULL},
 	{"epoll", epoll, look_at_epoll},
 	{"epoll-duplicate", epoll_duplicate, look_at_epoll},
 	{"epoll-moved", epoll_moved, look_at_epoll},

@@ -1,0 +1,42 @@
+// Package quote makes text that a job has chosen fit for a terminal and a log: names of files, processes
+// and sockets, arguments, what is in an image. It knows nothing else.
+package quote
+
+import (
+	"strconv"
+	"strings"
+	"unicode"
+	"unicode/utf8"
+)
+
+// Name returns a name for a message: quoted if a character in it cannot be printed.
+func Name[T ~string](name T) string {
+	if quoted := strconv.Quote(string(name)); quoted != `"`+string(name)+`"` {
+		return quoted
+	}
+	return string(name)
+}
+
+// Line escapes what cannot be printed, line ends too, and leaves the rest as it is.
+func Line(text string) string { return escape(text, "") }
+
+// Lines is [Line] for text of several lines, which may be indented.
+func Lines(text string) string { return escape(text, "\n\t") }
+
+func escape(text, keep string) string {
+	plain := func(r rune) bool { return unicode.IsPrint(r) || strings.ContainsRune(keep, r) }
+	if utf8.ValidString(text) && strings.IndexFunc(text, func(r rune) bool { return !plain(r) }) < 0 {
+		return text
+	}
+	var escaped strings.Builder
+	for len(text) > 0 {
+		r, size := utf8.DecodeRuneInString(text)
+		if char := text[:size]; plain(r) && (r != utf8.RuneError || size > 1) {
+			escaped.WriteString(char)
+		} else {
+			escaped.WriteString(strings.Trim(strconv.Quote(char), `"`))
+		}
+		text = text[size:]
+	}
+	return escaped.String()
+}

@@ -1,0 +1,28 @@
+package quote
+
+import "testing"
+
+func TestNothingUnprintableIsLeft(t *testing.T) {
+	for text, want := range map[string]struct{ name, line, lines string }{
+		"/data/a b.txt":      {"/data/a b.txt", "/data/a b.txt", "/data/a b.txt"},
+		"/données/文":         {"/données/文", "/données/文", "/données/文"},
+		"a\x1b[2Jb":          {`"a\x1b[2Jb"`, `a\x1b[2Jb`, `a\x1b[2Jb`},
+		"one\ntwo":           {`"one\ntwo"`, `one\ntwo`, "one\ntwo"},
+		"\tindented":         {`"\tindented"`, `\tindented`, "\tindented"},
+		"no\xffUTF-8":        {`"no\xffUTF-8"`, `no\xffUTF-8`, `no\xffUTF-8`},
+		"\ufffd":             {"\ufffd", "\ufffd", "\ufffd"},
+		"right\u202eto left": {`"right\u202eto left"`, `right\u202eto left`, `right\u202eto left`},
+		`say "it"`:           {`"say \"it\""`, `say "it"`, `say "it"`},
+		"\u009b31m\x7f\r":    {`"\u009b31m\x7f\r"`, `\u009b31m\x7f\r`, `\u009b31m\x7f\r`},
+	} {
+		if got := Name(text); got != want.name {
+			t.Errorf("Name(%q) = %s, want %s", text, got, want.name)
+		}
+		if got := Line(text); got != want.line {
+			t.Errorf("Line(%q) = %s, want %s", text, got, want.line)
+		}
+		if got := Lines(text); got != want.lines {
+			t.Errorf("Lines(%q) = %s, want %s", text, got, want.lines)
+		}
+	}
+}
