@@ -5,6 +5,7 @@ import (
 	"log/slog"
 
 	"cucriu/hooks/config"
+	"cucriu/internal/engine"
 	"cucriu/internal/session"
 	"cucriu/internal/stages"
 )
@@ -20,6 +21,8 @@ type Status = session.Status
 var (
 	// ErrNotBack is wrapped by an error that left the job in a state that is not good yet.
 	ErrNotBack = session.ErrNotBack
+	// ErrNoRoom says that an image was found not to fit when the job stood still.
+	ErrNoRoom = engine.ErrNoRoom
 	// ErrEnded is wrapped by an error after which processes of the job have ended.
 	ErrEnded = session.ErrEnded
 )

@@ -70,6 +70,7 @@ var (
 	ErrBusy    = errors.New("a thread of the program was stopped in the library")
 	ErrNothing = errors.New("there is too little memory for the library to move")
 	ErrGiving  = errors.New("memory is on its way to another process, which is opening it")
+	errCounted = errors.New("the memory was only counted")
 )
 
 // ResultError is a CUresult with which a command has failed.
@@ -84,7 +85,7 @@ func (e *ResultError) Error() string {
 
 // Answered reports whether an error of [Agent.Do] is the agent's own, which has done with the command.
 func Answered(err error) bool {
-	return errors.Is(err, ErrBusy) || errors.Is(err, ErrNothing) || errors.Is(err, ErrGiving) || errors.As(err, new(*ResultError))
+	return errors.Is(err, ErrBusy) || errors.Is(err, ErrNothing) || errors.Is(err, ErrGiving) || errors.Is(err, errCounted) || errors.As(err, new(*ResultError))
 }
 
 // mailbox is struct mailbox of agent.c.
@@ -104,6 +105,7 @@ type mailbox struct {
 	mailboxSince4
 	mailboxSince5
 	mailboxSince6
+	mailboxSince7
 }
 
 // mailboxSince2 is what version 2 has more.
@@ -138,6 +140,12 @@ type mailboxSince6 struct {
 	Passes, _ uint32 // how many calls [pass] lets begin
 }
 
+// mailboxSince7 is what version 7 has more.
+type mailboxSince7 struct {
+	Counts         uint64 // not 0: [Out] copies nothing, and says how much it would
+	Whole, Content uint64 // the answer: how much memory it moves, and how much of that is copied
+}
+
 // hashing is struct hashing of hash.h.
 type hashing struct {
 	Generation, Base uint64
@@ -150,7 +158,7 @@ type hashing struct {
 
 const (
 	symbol        = "cucriu_guest"
-	version       = 6 // and those before: a job keeps the library with which it was started
+	version       = 7 // and those before: a job keeps the library with which it was started
 	versionOffset = 8
 	commandOffset = 12
 )
@@ -198,7 +206,7 @@ func Find(process *proc.Process) (*Agent, error) {
 // endOf returns where what a version's mailbox has ends.
 func endOf(v int) int {
 	end := binary.Size(mailbox{})
-	for _, since := range []any{mailboxSince2{}, mailboxSince3{}, mailboxSince4{}, mailboxSince5{}, mailboxSince6{}}[v-1:] {
+	for _, since := range []any{mailboxSince2{}, mailboxSince3{}, mailboxSince4{}, mailboxSince5{}, mailboxSince6{}, mailboxSince7{}}[v-1:] {
 		end -= binary.Size(since)
 	}
 	return end
@@ -301,6 +309,37 @@ func (a *Agent) Compare(generation, base uint64, of proc.Range, copyAll bool) er
 		return err
 	}
 	return a.process.WriteMemory(data, a.address+uint64(endOf(3)-binary.Size(h)))
+}
+
+// Counts reports whether the library can count what it would copy: see [Agent.SetCounting].
+func (a *Agent) Counts() bool {
+	box, err := a.read()
+	return err == nil && box.Version >= 7
+}
+
+// SetCounting has the next [Out] copy nothing, or copy again.
+func (a *Agent) SetCounting(on bool) error {
+	if !a.Counts() {
+		return nil
+	}
+	counts := uint64(0)
+	if on {
+		counts = 1
+	}
+	return a.process.WriteMemory(binary.LittleEndian.AppendUint64(nil, counts), a.address+uint64(endOf(6)))
+}
+
+// Spared returns how much of the memory an [Out] that has counted would move without a copy: it is 0, or
+// an earlier image has it. It is what the job's process says. answer is that of the command.
+func (a *Agent) Spared(answer error) (uint64, error) {
+	if !errors.Is(answer, errCounted) {
+		return 0, answer
+	}
+	box, err := a.read()
+	if err != nil || box.Content > box.Whole {
+		return 0, err
+	}
+	return box.Whole - box.Content, nil
 }
 
 // mostSlices is how many slices a process can have: 1 TiB at least.
@@ -407,6 +446,8 @@ func (a *Agent) Do(ctx context.Context, c Command) error {
 		return ErrNothing
 	case -3:
 		return ErrGiving
+	case -4:
+		return errCounted
 	}
 	return &ResultError{c, box.Result}
 }

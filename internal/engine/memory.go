@@ -237,6 +237,9 @@ func (s *Suspension) MoveMemory(ctx context.Context, stopTree func(context.Conte
 	if err := s.Session.Save(); err != nil {
 		return err
 	}
+	if err := s.requireRoom(ctx, guests); err != nil {
+		return err
+	}
 	return Parallel(guests, func(t *Target) error {
 		if err := t.noteBefore(); err != nil {
 			return err
@@ -248,6 +251,39 @@ func (s *Suspension) MoveMemory(ctx context.Context, stopTree func(context.Conte
 			return s.Session.Failpoint(ctx, string(s.Session.Kind)+".moved")
 		})
 	})
+}
+
+// ErrNoRoom says that there is too little room for what the GPUs hold, which was known only when the job stood still.
+var ErrNoRoom = errors.New("too little room for what the GPUs hold")
+
+// requireRoom has the libraries count what they would copy, if the inspection could not tell whether there is room for that. The
+// processes' memory is as large as NVML says, but what is 0, or in an earlier image, takes no room.
+func (s *Suspension) requireRoom(ctx context.Context, guests []*Target) error {
+	if s.JudgeRoom == nil {
+		return nil
+	}
+	err := Parallel(guests, func(t *Target) error {
+		return s.whileUnlocked(ctx, t, func() error {
+			err := errors.Join(t.compare(), t.agent.SetCounting(true))
+			if err != nil {
+				return err
+			}
+			answer := s.Session.SpanOf(t.PID, "count", func() error { return t.obey(ctx, s.Session, agent.Out) })
+			t.Member.Spared, err = t.agent.Spared(answer)
+			if agent.Answered(err) { // it moves nothing, then
+				err = nil
+			}
+			return err
+		})
+	})
+	if err != nil {
+		return err
+	}
+	findings, err := s.JudgeRoom()
+	if late := lateRefusal(findings.Force(slices.Concat(s.Force, s.Config.Force)), err); late != nil {
+		return fmt.Errorf("%w: %w", ErrNoRoom, late)
+	}
+	return nil
 }
 
 // whileUnlocked does something while a process that is stopped is not locked, and the threads of the driver and of the
@@ -276,7 +312,7 @@ func (s *Suspension) moveOut(ctx context.Context, t *Target) error {
 	if t.canKeep {
 		out = agent.OutKept
 	}
-	err := t.compare()
+	err := errors.Join(t.compare(), t.agent.SetCounting(false))
 	if err != nil {
 		return err
 	}

@@ -8,6 +8,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"cucriu/cudackpt"
+	"cucriu/hooks/preflight"
 	"cucriu/internal/inject"
 	"cucriu/internal/journal"
 	"cucriu/internal/proc"
@@ -34,9 +35,11 @@ type Suspension struct {
 	// OnCheckpointed is called for each process as soon as its checkpoint is over; nil if nobody waits
 	// for that.
 	OnCheckpointed func(context.Context, *Target) error
-	OOMKills       []*proc.OOMCounter // in the control groups of the targets
-	lockCalls      int                // how often the driver was told to lock a process
-	insist         time.Time          // until then no library is left out because a lock does not end
+	// JudgeRoom judges the room for what the libraries have counted; nil if there is room for all memory.
+	JudgeRoom func() (preflight.Findings, error)
+	OOMKills  []*proc.OOMCounter // in the control groups of the targets
+	lockCalls int                // how often the driver was told to lock a process
+	insist    time.Time          // until then no library is left out because a lock does not end
 }
 
 // LoadDriver opens the driver once.

@@ -18,6 +18,8 @@ type Inspection struct {
 	PIDs      []int
 	Processes []Process
 	Findings  preflight.Findings
+	// Room is where the image is to go, if only the libraries in the processes can tell how much it takes; else nil.
+	Room *Room
 
 	kernel kernelAnswer
 }

@@ -31,6 +31,8 @@ type Process struct {
 	Listed map[cudackpt.UUID]uint64 `json:"-"`
 	// Served says that the process shares memory with others, and that their libraries take it down and put it up again.
 	Served bool `json:"-"`
+	// Spared is how much of MemoryBytes a dump need not copy, as far as the library in the process has counted it.
+	Spared uint64 `json:"-"`
 	// Known is what the kernel module told last, of all processes; nil before.
 	Known nvrm.Known `json:"-"`
 }
@@ -56,7 +58,7 @@ func (p *Process) StagedBytes() uint64 {
 	for _, size := range p.MemoryBytes {
 		sum += size
 	}
-	return sum
+	return sum - min(sum, p.Spared)
 }
 
 // memoryFindings says of which processes it is not known how much memory they hold.

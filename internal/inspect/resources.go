@@ -11,26 +11,80 @@ import (
 	"golang.org/x/sys/unix"
 
 	"cucriu/hooks/preflight"
+	"cucriu/internal/agent"
 	"cucriu/internal/proc"
 )
 
-// resourceFindings finds out whether this host has room for what a dump needs. The content of
-// the GPUs becomes memory of the processes, inside their control groups, and then goes into the
-// image. The driver also moves pinned host memory, which cannot be seen, so the result is the
-// least that will be needed.
+// Room is the room that this host has for what a dump needs.
+type Room struct {
+	imageDir string // empty if it is not known
+	ordinary uint64 // what the image takes beside the memory of the GPUs, in bytes
+	remedy   string // for a process whose framework holds more than it uses; or empty
+}
+
+// resourceFindings finds out whether this host has room for what a dump needs. Much of the GPU memory of a process
+// may be 0, which takes no room. Where the library in the process can count that, and there is room for the rest, it
+// is judged when the job stands still.
 func (in *Inspection) resourceFindings(s *snapshot, imageDir string) (preflight.Findings, error) {
+	room := Room{imageDir: imageDir, ordinary: s.ordinarySize(), remedy: s.roomRemedy()}
+	findings, err := room.Judge(in.Processes)
+	if err != nil || len(findings) == 0 {
+		return findings, err
+	}
+	least := slices.Clone(in.Processes)
+	for i := range least {
+		if p := &least[i]; hasAgent(*p, (*agent.Agent).Counts) {
+			p.Spared = p.StagedBytes()
+			in.Room = &room
+		}
+	}
+	if in.Room == nil {
+		return findings, nil
+	}
+	return room.Judge(least)
+}
+
+// preallocation is what keeps JAX from taking 75 % of each GPU at its start.
+const preallocation = "XLA_PYTHON_CLIENT_PREALLOCATE"
+
+func (s *snapshot) roomRemedy() string {
+	for _, l := range s.looks {
+		if value, _ := getenv(l.environment(), preallocation); l.maps(jaxFile) && value != "false" {
+			return "start it with " + preallocation + "=false (cucriu run --setting jax-no-preallocation), so that JAX holds only what it uses"
+		}
+	}
+	return ""
+}
+
+// Judge says whether there is room. The content of the GPUs becomes memory of the processes, inside their
+// control groups, and then goes into the image. The driver also moves pinned host memory, which cannot be
+// seen, so it is judged by the least that will be needed.
+func (r Room) Judge(processes []Process) (preflight.Findings, error) {
+	findings, err := r.judge(processes)
+	for i := range findings {
+		if r.remedy != "" {
+			findings[i].Remedy += "; or " + r.remedy
+		}
+	}
+	return findings, err
+}
+
+func (r Room) judge(processes []Process) (preflight.Findings, error) {
 	image := memoryImage{writer: os.Getpid(), own: ownMemory()}
 	var stat unix.Statfs_t
-	need := in.imageSize(s)
-	if imageDir != "" {
-		if err := unix.Statfs(imageDir, &stat); err != nil {
-			return nil, fmt.Errorf("free space of %s: %w", imageDir, err)
+	need := r.ordinary
+	for i := range processes {
+		need += processes[i].StagedBytes()
+	}
+	if r.imageDir != "" {
+		if err := unix.Statfs(r.imageDir, &stat); err != nil {
+			return nil, fmt.Errorf("free space of %s: %w", r.imageDir, err)
 		}
 		if KeepsInMemory(stat.Type) {
 			image.bytes = need
 		}
 	}
-	findings, err := stagingFindings(proc.System{}, in.Processes, image)
+	findings, err := stagingFindings(proc.System{}, processes, image)
 	if free := stat.Bfree * uint64(stat.Bsize); need > free && stat.Blocks > 0 { // some file systems do not say how large they are
 		findings = append(findings, preflight.New(preflight.FindingDiskSpace, fmt.Sprintf("the image takes at least %s, but the file system of the image directory has %s free", mib(need), mib(free)),
 			fmt.Sprintf("free %s on it, or dump to another file system", mib(need-free))))
@@ -38,16 +92,13 @@ func (in *Inspection) resourceFindings(s *snapshot, imageDir string) (preflight.
 	return findings, err
 }
 
-// imageSize returns the least that the image of a tree takes on disk: its private memory, the
-// largest shared memory among its processes, and the staged memory.
-func (in *Inspection) imageSize(s *snapshot) uint64 {
+// ordinarySize returns the least that the image of a tree takes on disk beside the memory of the GPUs: its private
+// memory, and the largest shared memory among its processes.
+func (s *snapshot) ordinarySize() uint64 {
 	var need, largest uint64
 	for _, l := range s.looks {
 		need += l.status.Anonymous
 		largest = max(largest, l.status.Shared)
-	}
-	for i := range in.Processes {
-		need += in.Processes[i].StagedBytes()
 	}
 	return need + largest
 }

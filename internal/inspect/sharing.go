@@ -33,7 +33,10 @@ func Losses(driver *cudackpt.Driver, runDir string, processes []Process, served 
 }
 
 // isServed reports whether a process has a library that takes down what it shares with others that have it, too.
-func isServed(p Process) bool {
+func isServed(p Process) bool { return hasAgent(p, (*agent.Agent).ServesAll) }
+
+// hasAgent reports whether a process has a library that can do something.
+func hasAgent(p Process, can func(*agent.Agent) bool) bool {
 	if p.Stopped { // nothing is asked of its library
 		return false
 	}
@@ -43,7 +46,7 @@ func isServed(p Process) bool {
 	}
 	defer process.Close()
 	a, err := agent.Find(process)
-	return err == nil && a != nil && a.ServesAll()
+	return err == nil && a != nil && can(a)
 }
 
 // lossFindings says what follows from the kernel module's answer about processes. For served see [Losses].

@@ -111,7 +111,8 @@ func (s *checkpointer) makeCheckpoint(ctx context.Context, reason string, end bo
 	var err error
 	for _, base := range stages(s.Stage, memoryStage(s.runDir), s.sandbox, end) {
 		c, err = s.checkpointBy(ctx, base, reason, end)
-		if err == nil || !preflight.Refused(err) {
+		answered := new(insideError)
+		if err == nil || !preflight.Refused(err) && !(errors.As(err, &answered) && answered.noRoom) {
 			break
 		}
 	}

@@ -102,7 +102,7 @@ func (in *instance) ask(ctx context.Context, r inside.Request) (a inside.Answer,
 		return inside.Answer{}, fmt.Errorf("%s in the job's sandbox: %w", r.Op, errors.Join(waitErr, err))
 	}
 	if a.Error != "" {
-		return a, &insideError{a.Error, a.Refused}
+		return a, &insideError{a.Error, a.Refused, a.NoRoom && !a.NotBack}
 	}
 	return a, nil
 }
@@ -138,6 +138,7 @@ func isStopped(pid int) bool {
 type insideError struct {
 	text    string
 	refused bool
+	noRoom  bool // see [inside.Answer]
 }
 
 func (e *insideError) Error() string { return e.text }

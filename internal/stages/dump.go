@@ -15,6 +15,7 @@ import (
 	"cucriu/internal/image"
 	"cucriu/internal/inspect"
 	"cucriu/internal/journal"
+	"cucriu/internal/pages"
 	"cucriu/internal/proc"
 	"cucriu/internal/session"
 	"cucriu/internal/timeline"
@@ -314,6 +315,15 @@ func (d *dump) inspect(ctx context.Context) error {
 	}
 	if len(d.Targets) != len(d.Members) {
 		return errors.New("a CUDA process of the tree ended while it was inspected: dump again")
+	}
+	if seen.Room != nil {
+		d.JudgeRoom = func() (preflight.Findings, error) {
+			findings, err := seen.Room.Judge(journal.ProcessesOf(d.Members))
+			if d.criu.RPC && !(d.stage.Compare && d.Config.FastLane.Compress == pages.Raw) { // as above, but for our own
+				findings = findings.Soften(preflight.FindingDiskSpace)
+			}
+			return findings, err
+		}
 	}
 	d.countOOMKills()
 	return nil

@@ -192,7 +192,7 @@ func (d *lanes) create() error {
 			output.UseBase(l.base)
 		}
 		d.all = append(d.all, l)
-		if d.Config.FastLane.Compress == pages.Raw {
+		if d.Config.FastLane.Compress == pages.Raw && d.JudgeRoom == nil { // else there may not be room for all of it
 			output.Reserve(expectedBytes(t.Member.MemoryBytes))
 		}
 	}

@@ -32,12 +32,13 @@ enum state { IDLE, PREPARED, EMPTY };
 #define GUEST_BUSY (-1)	   /* a thread of the program was stopped while it had the records */
 #define GUEST_NOTHING (-2) /* there is too little memory for it to be worth while */
 #define GUEST_GIVING (-3)  /* memory is on its way to another process */
+#define GUEST_COUNTED (-4) /* it was only to be found out how much there is to copy */
 
 #define MOST_COPIERS 16
 #define MOST_THREADS (MOST_COPIERS + 1)
 
 #ifndef VERSION /* the tests have older ones, of which who dumps the process knows less */
-#define VERSION 6
+#define VERSION 7
 #endif
 
 /* internal/agent has the same. */
@@ -64,6 +65,9 @@ EXPORT struct mailbox {
 	uint64_t unserved; /* how much memory of other processes was opened by the driver alone */
 	/* since version 6 */
 	uint32_t passes, padding; /* of PASS: how many calls may begin although the gate is closed; the other side writes it */
+	/* since version 7 */
+	uint64_t counts; /* not 0: OUT copies nothing, and says how much it would; the other side writes it */
+	uint64_t whole, content; /* the answer: how much memory it moves, and how much of that is copied */
 } cucriu_guest = {.magic = "cucriu\1", .version = VERSION, .descriptor = -1};
 
 void agent_unserved(int more) { __atomic_fetch_add(&cucriu_guest.unserved, more, __ATOMIC_RELAXED); }
@@ -396,6 +400,11 @@ static int copy_all(int direction)
 		r = have_copiers(SET_UP);
 		if (!r && direction == COPY_OUT)
 			hash_begin(&cucriu_guest.hashing, contexts, slice, staging_size / slice, ring);
+		if (!r && direction == COPY_OUT && cucriu_guest.counts) {
+			cucriu_guest.whole = staging_size;
+			cucriu_guest.content = hash_content(&cucriu_guest.hashing);
+			r = GUEST_COUNTED;
+		}
 		if (!r)
 			r = have_copiers(direction);
 		have_copiers(CLEAR_UP);

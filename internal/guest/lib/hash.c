@@ -165,6 +165,15 @@ bool hash_same(const struct hashing *h, size_t number) { return h->same && !h->c
 
 bool hash_zero(const struct hashing *h, size_t number) { return now.at && !h->copies_all && is_zero((struct hash *)now.at + number); }
 
+uint64_t hash_content(const struct hashing *h)
+{
+	uint64_t content = 0;
+
+	for (size_t i = 0; i < h->count; i++)
+		content += hash_zero(h, i) || hash_same(h, i) ? 0 : h->slice;
+	return content;
+}
+
 void hash_end(struct hashing *h, uint64_t staging)
 {
 	drop_table(&before);

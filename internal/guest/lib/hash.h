@@ -22,5 +22,7 @@ void hash_begin(struct hashing *h, CUcontext *contexts, size_t slice, size_t cou
 /* Is a slice of staging there already, or 0? */
 bool hash_same(const struct hashing *h, size_t number);
 bool hash_zero(const struct hashing *h, size_t number);
+/* How much there is to copy. */
+uint64_t hash_content(const struct hashing *h);
 /* All is out, to STAGING: it is what the next time is compared with. */
 void hash_end(struct hashing *h, uint64_t staging);

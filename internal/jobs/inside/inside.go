@@ -85,6 +85,7 @@ func Serve(ctx context.Context, hook *hooks.Hook, criu string, in io.Reader, out
 	}
 	if err != nil {
 		a.Error, a.Refused, a.NotBack = err.Error(), preflight.Refused(err), errors.Is(err, hooks.ErrNotBack)
+		a.NoRoom = errors.Is(err, hooks.ErrNoRoom)
 	}
 	return json.NewEncoder(out).Encode(a)
 }

@@ -80,6 +80,8 @@ type Answer struct {
 	NotBack bool `json:"not_back,omitempty"`
 	// Refused says that the job was not touched.
 	Refused bool `json:"refused,omitempty"`
+	// NoRoom says that the job stood still when its image was found not to fit where it was to go.
+	NoRoom bool `json:"no_room,omitempty"`
 }
 
 const stagedName = "cucriu-job.json" // in an image: what only its maker knows
