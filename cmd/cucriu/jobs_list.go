@@ -89,6 +89,9 @@ func writeJobs(out io.Writer, all []jobs.Local) {
 		if l.State == jobs.StateUnattended {
 			table.below("run the same cucriu run command again to resume supervision")
 		}
+		if text := l.NotProtected(); text != "" {
+			table.below(text)
+		}
 		if l.Trial != nil && l.Trial.Outcome != image.TrialRestores {
 			table.below(fmt.Sprintf("trial restore of %s: %v", l.Trial.At.Local().Format(time.DateTime), l.Trial))
 		}

@@ -63,6 +63,7 @@ func (s *supervisor) do(ctx context.Context, a life.Action) {
 	case life.Skip:
 		pause, _ := s.checkpointer.exceedsMaxPause()
 		s.tell(Event{Event: EventSkipped, Message: fmt.Sprintf("no checkpoint: the job would be paused for about %v, and %v is allowed (--max-pause)", pause.Round(time.Millisecond), s.MaxPause)})
+		s.status.note(func(l *Local) { l.Missed++ })
 		s.checkpointer.costs = s.checkpointer.costs[1:] // so that it is tried again some time
 	case life.Pass:
 		s.pass(e.signal, s.life.Paused)
@@ -296,7 +297,22 @@ func (s *supervisor) endLeaving() (int, error) {
 	if err := s.leave(); err != nil {
 		return 0, err
 	}
+	s.tellLoss(time.Now())
 	return s.RequeueStatus, s.sayNext()
+}
+
+// leastLost is how many intervals of work must be lost for a job that leaves to say so as a failure.
+const leastLost = 2
+
+// tellLoss tells how much work a job loses that leaves without a checkpoint of it.
+func (s *supervisor) tellLoss(now time.Time) {
+	since := s.status.workSince()
+	interval := s.checkpointer.interval()
+	if since.IsZero() || interval <= 0 || now.Sub(since) < leastLost*interval {
+		return
+	}
+	s.tell(Event{Event: EventFailed, Message: fmt.Sprintf("what %s has done since %s is lost: %v, %d times the interval between checkpoints",
+		s.record.Name, since.Local().Format(time.DateTime), now.Sub(since).Round(time.Second), now.Sub(since)/interval)})
 }
 
 // endGivenUp ends a supervisor that was told so before the job was here. A job whose state is not

@@ -40,6 +40,7 @@ func (s *checkpointer) checkpoint(ctx context.Context, reason string) (store.Che
 	c, err := s.makeCheckpoint(ctx, reason, false)
 	if err != nil {
 		s.tell(Event{Event: EventFailed, Message: fmt.Sprintf("no checkpoint: %v", err)})
+		s.status.note(func(l *Local) { l.Missed++ })
 		return c, err
 	}
 	s.tellCheckpoint(c)

@@ -20,6 +20,7 @@ import (
 	"cucriu/internal/journal"
 	"cucriu/internal/proc"
 	"cucriu/internal/session"
+	"cucriu/internal/units"
 )
 
 // State says what a long job does on this host.
@@ -67,9 +68,13 @@ type Local struct {
 	// Checkpoint is the newest one.
 	Checkpoint *Made `json:"checkpoint,omitempty"`
 	// Trial is the last trial restore of one.
-	Trial   *image.Trial `json:"trial,omitempty"`
-	Next    time.Time    `json:"next_checkpoint,omitzero"`
-	Failure *Failure     `json:"last_failure,omitempty"`
+	Trial *image.Trial `json:"trial,omitempty"`
+	Next  time.Time    `json:"next_checkpoint,omitzero"`
+	// WorkSince is since when the job has done work that is in no checkpoint, and Missed how often one could not be made
+	// since then.
+	WorkSince time.Time `json:"work_since,omitzero"`
+	Missed    int       `json:"missed_checkpoints,omitempty"`
+	Failure   *Failure  `json:"last_failure,omitempty"`
 	// Where is what the directory is recognized by: see [whereIs].
 	Where []string `json:"where,omitempty"`
 
@@ -99,6 +104,19 @@ func (l Local) Describe() string {
 		return fmt.Sprintf("%s with status %d", l.State, *l.ExitStatus)
 	}
 	return string(l.State)
+}
+
+// NotProtected says why and since when the work of a job that runs is in no checkpoint, although one was due or there
+// is none; "" if it is protected.
+func (l Local) NotProtected() string {
+	if l.PID == 0 || l.WorkSince.IsZero() || l.Checkpoint != nil && l.Missed == 0 {
+		return ""
+	}
+	why := "there is no checkpoint yet"
+	if l.Missed > 0 {
+		why = units.Count(l.Missed, "checkpoint") + " could not be made since"
+	}
+	return fmt.Sprintf("not protected since %s: %s", l.WorkSince.Local().Format(time.DateTime), why)
 }
 
 // settle finds what has become of a job that does not run here: its directory knows that better than a
@@ -278,8 +296,11 @@ func (f *statusFile) is(state State) { f.note(func(l *Local) { l.State = state }
 func (f *statusFile) noteEvent(e Event) {
 	f.note(func(l *Local) {
 		switch e.Event {
+		case EventStarted, EventResumed:
+			l.WorkSince, l.Missed = e.At, 0
 		case EventCheckpoint:
 			l.Checkpoint = &Made{Name: e.Checkpoint, At: e.At}
+			l.WorkSince, l.Missed = e.At.Add(-e.Duration), 0
 		case EventFailed, EventWaiting:
 			l.Failure = &Failure{At: e.At, Message: e.Message}
 		case EventPreempted, EventStopped, EventMoved:
@@ -299,6 +320,13 @@ func (f *statusFile) begin(folder string, l Local) error {
 	f.note(func(now *Local) { *now = l })
 	_, err := os.Stat(filepath.Join(folder, localName))
 	return err
+}
+
+// workSince is since when the job has done work that is in no checkpoint.
+func (f *statusFile) workSince() time.Time {
+	f.mutex.Lock()
+	defer f.mutex.Unlock()
+	return f.now.WorkSince
 }
 
 // runs notes that the job runs, or is paused, and when the next checkpoint is due; zero is never.

@@ -136,6 +136,11 @@ func Run(ctx context.Context, hook *hooks.Hook, o Options, signals *job.Signals)
 		}
 	}
 	local := Local{Metrics: o.Metrics, Name: c.name, Dir: l.known.Dir, PID: os.Getpid(), State: StateBegins, Init: l.known.Init, Where: l.known.Where, Checkpoint: newestOf(all)}
+	if local.Checkpoint != nil { // of a job that runs on, until it is resumed
+		local.WorkSince = local.Checkpoint.At
+	} else if !c.isNew {
+		local.WorkSince = c.record.Begun
+	}
 	if err := c.status.begin(c.runDir, local); err != nil {
 		return 0, err
 	}

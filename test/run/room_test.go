@@ -1,0 +1,67 @@
+package run
+
+import (
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"golang.org/x/sys/unix"
+
+	"cucriu/internal/testenv"
+)
+
+// TestMemoryTakesRoomByItsContent: a job that holds more GPU memory than there is room for is checkpointed if most of that is 0.
+// If it is not, the job runs on, is told what lacks, and is shown as not protected.
+func TestMemoryTakesRoomByItsContent(t *testing.T) {
+	testenv.Parallel(t)
+	for name, fits := range map[string]bool{"--zeros": true, "--ballast": false} {
+		t.Run(name, func(t *testing.T) {
+			testenv.Simulated(t, func(t *testing.T) {
+				w := worldOn(t, testenv.NewHost(t, 1, "--mib-per-gpu", "1200"))
+				must(t, os.MkdirAll(filepath.Dir(w.dir), 0o755))
+				must(t, unix.Mount("tmpfs", filepath.Dir(w.dir), "tmpfs", 0, "mode=755,size=120m"))
+				defer unix.Unmount(filepath.Dir(w.dir), unix.MNT_DETACH)
+				w.mounts = mounts(t)
+				cudawork := testenv.Artefact(t, "make workload", "build", "workload", "cudawork")
+				w.command = []string{cudawork, "--dir", w.work, "--mib", "16", name, "200"}
+				w.cuda = w.work
+				r := w.run("--stage", "disk")
+				list := func() string {
+					out, err := w.host.Cucriu("jobs", "list")
+					if err != nil {
+						t.Fatalf("%v: %s", err, out)
+					}
+					return out
+				}
+				if !fits {
+					r.says("too little room for what the GPUs hold")
+					for _, says := range []string{"the image takes at least 2", "MiB free", "the job keeps running"} {
+						r.says(says)
+					}
+					r.awaits("the job is shown as not protected", func() bool {
+						return strings.Contains(strings.Join(strings.Fields(list()), " "), "could not be made since")
+					})
+					w.ticks(3)
+					w.checks()
+					r.signal(unix.SIGTERM)
+					<-r.done
+					r.says(fmt.Sprintf("what %s has done since", filepath.Base(w.dir)))
+					return
+				}
+				r.verified(2)
+				if said := list(); strings.Contains(said, "not protected") {
+					t.Error(said)
+				}
+				r.killsAll()
+				newest := w.newest()
+				r = w.run()
+				r.resumed(newest)
+				w.ticks(3)
+				w.checks()
+				r.kill()
+			})
+		})
+	}
+}
