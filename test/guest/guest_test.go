@@ -85,11 +85,12 @@ func TestAProgramSeesNoDifference(t *testing.T) {
 // his own: each does with the library what it does without it.
 var situations = []struct {
 	what    string
-	program string // and its arguments; MIB is the size
+	program string // and its arguments, behind its environment; MIB is the size
 	between string // what the user preloads, before or behind the library
 }{
 	{"memory of a program that looks functions up", "situations ordinary MIB", ""},
 	{"a program that is linked with the driver", "linked MIB", ""},
+	{"and is bound at its start", "LD_BIND_NOW=1 linked MIB", ""},
 	{"and has a tracer before it", "linked MIB", "between-next.so"},
 	{"one that opens the driver itself", "linked MIB", "between-open.so"},
 	{"one that takes dlsym over", "linked MIB", "between-dlsym.so"},
@@ -97,6 +98,7 @@ var situations = []struct {
 	{"a tracer of functions that are looked up", "situations ordinary MIB", "between-dlsym.so"},
 	{"a tracer that such a program passes by", "situations ordinary MIB", "between-next.so"},
 	{"libcuda is closed, and used again by another library", "situations reopened MIB linked.so", ""},
+	{"libcuda is closed, and a library that passes its names on opens it", "situations reopened MIB stub.so", ""},
 	{"and that is traced", "situations reopened MIB linked.so", "between-open.so"},
 	{"libcuda in a namespace of its own", "situations own-namespace MIB", ""},
 	{"dlsym by its version", "situations other-dlsym MIB dlvsym", ""},
@@ -124,6 +126,10 @@ var situations = []struct {
 func situation(t *testing.T, host *testenv.Host, program string, preload ...string) string {
 	t.Helper()
 	words := strings.Fields(strings.ReplaceAll(program, "MIB", map[bool]string{false: "32", true: "640"}[testenv.RealDriver()]))
+	var env []string
+	for strings.Contains(words[0], "=") {
+		env, words = append(env, words[0]), words[1:]
+	}
 	for i, word := range words {
 		if i == 0 || strings.HasSuffix(word, ".so") {
 			words[i] = testenv.Artefact(t, "make workload", "build", "workload", word)
@@ -132,7 +138,7 @@ func situation(t *testing.T, host *testenv.Host, program string, preload ...stri
 	ctx, cancel := context.WithTimeout(t.Context(), 2*time.Minute)
 	defer cancel()
 	cmd := host.Command(words[0], words[1:]...)
-	cmd.Env = append(cmd.Environ(), "LD_PRELOAD="+strings.Join(preload, ":"))
+	cmd.Env = append(append(cmd.Environ(), env...), "LD_PRELOAD="+strings.Join(preload, ":"))
 	limited := exec.CommandContext(ctx, cmd.Path, cmd.Args[1:]...)
 	limited.Env = cmd.Env
 	out, err := limited.CombinedOutput()

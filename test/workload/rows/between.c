@@ -1,6 +1,7 @@
 /*
  * between.c: libraries that a user puts between a program and the driver, by LD_PRELOAD. Each says which calls it sees, and lets
  * no allocation of an odd size pass, as a tracer, a quota and an injector of errors do. BY_... is how it finds the driver.
+ * With BY_STUB it is a part of a library that opens the driver when it is first called, as TensorFlow's are, and passes all on.
  */
 #include <dlfcn.h>
 #include <stdio.h>
@@ -11,6 +12,7 @@
 
 static void *next(const char *name);
 
+#ifndef BY_STUB
 static CUresult seen(const char *name, CUresult r)
 {
 	printf("between: %s: %d\n", name, r);
@@ -33,10 +35,11 @@ CUresult cuMemFree_v2(CUdeviceptr at)
 	*(void **)&f = next(__func__);
 	return seen(__func__, f(at));
 }
+#endif
 
 #if defined BY_NEXT
 static void *next(const char *name) { return dlsym(RTLD_NEXT, name); }
-#elif defined BY_OPEN
+#elif defined BY_OPEN || defined BY_STUB
 static void *next(const char *name) { return dlsym(dlopen("libcuda.so.1", RTLD_LAZY), name); }
 #elif defined BY_DLSYM /* and gives itself to who asks for the driver's functions */
 static void *real(void *handle, const char *name)
@@ -73,7 +76,9 @@ static void *next(const char *name)
 	}
 	return dlsym(driver, name);
 }
+#endif
 
+#if defined BY_PATH || defined BY_STUB
 #define PASSED(name, parameters, arguments)                                                                            \
 	CUresult name parameters                                                                                       \
 	{                                                                                                              \
@@ -85,4 +90,8 @@ PASSED(cuInit, (unsigned flags), (flags))
 PASSED(cuDevicePrimaryCtxRetain, (CUcontext * out, CUdevice device), (out, device))
 PASSED(cuCtxSetCurrent, (CUcontext context), (context))
 PASSED(cuMemcpyHtoD_v2, (CUdeviceptr to, const void *from, size_t n), (to, from, n))
+#ifdef BY_STUB
+PASSED(cuMemAlloc_v2, (CUdeviceptr * out, size_t size), (out, size))
+PASSED(cuMemFree_v2, (CUdeviceptr at), (at))
+#endif
 #endif
