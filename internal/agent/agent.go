@@ -12,6 +12,7 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
+	"maps"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -23,6 +24,7 @@ import (
 	"cucriu/internal/failpoint"
 	"cucriu/internal/inject"
 	"cucriu/internal/proc"
+	"cucriu/internal/units"
 )
 
 // Command is what an agent is told.
@@ -415,6 +417,27 @@ func (a *Agent) CanKeep(ctx context.Context) error {
 // patience is how long a command may go on without getting anywhere, on a machine however busy.
 const patience = time.Minute
 
+// silence is for how long nothing has moved.
+type silence struct {
+	moved uint64
+	last  time.Time // of the looks
+	total time.Duration
+}
+
+// mostBetween is what the time between two looks counts at most. When more has passed, this program stood
+// still, and so did the library: a virtual machine was paused, or had no CPU.
+const mostBetween = 100 * time.Millisecond
+
+// look returns for how long it has been silent.
+func (s *silence) look(now time.Time, moved uint64) time.Duration {
+	s.total += min(now.Sub(s.last), mostBetween)
+	if moved != s.moved {
+		s.total = 0
+	}
+	s.moved, s.last = moved, now
+	return s.total
+}
+
 // Do has the agent obey a command, which must be able to run. If an earlier one is under way, it waits for
 // that first. After an error that [Answered] does not know, the command may yet be obeyed.
 func (a *Agent) Do(ctx context.Context, c Command) error {
@@ -454,17 +477,14 @@ func (a *Agent) Do(ctx context.Context, c Command) error {
 
 // await waits until the mailbox says what is waited for, as long as something moves.
 func (a *Agent) await(ctx context.Context, c Command, done func(*mailbox) bool) (mailbox, error) {
-	moved, since := uint64(0), time.Now()
+	silent := silence{last: time.Now()}
 	for pause := 50 * time.Microsecond; ; pause = min(2*pause, time.Millisecond) {
 		box, err := a.read()
 		if err != nil || done(&box) {
 			return box, err
 		}
-		if box.Moved != moved {
-			moved, since = box.Moved, time.Now()
-		}
-		if time.Since(since) > patience {
-			return box, fmt.Errorf("the library in process %d did not answer within %v (%v)", a.process.PID, patience, c)
+		if silent.look(time.Now(), box.Moved) > patience {
+			return box, fmt.Errorf("the library in process %d did not answer within %v (%v): %s", a.process.PID, patience, c, a.where())
 		}
 		select {
 		case <-ctx.Done():
@@ -472,6 +492,23 @@ func (a *Agent) await(ctx context.Context, c Command, done func(*mailbox) bool) 
 		case <-time.After(pause): // there is no event for what another process writes
 		}
 	}
+}
+
+// where says what the threads are at that a command needs.
+func (a *Agent) where() string {
+	tids, err := a.Helpers()
+	if err != nil {
+		return err.Error()
+	}
+	at := make(map[string]int)
+	for _, tid := range tids {
+		at[proc.WhereIs(a.process.PID, tid)]++
+	}
+	var text []string
+	for _, where := range slices.Sorted(maps.Keys(at)) {
+		text = append(text, fmt.Sprintf("%s %s", units.Count(at[where], "thread"), where))
+	}
+	return strings.Join(text, ", ")
 }
 
 // LetThrough lets so many calls to the driver begin although the gate is closed, until it is closed again. An older

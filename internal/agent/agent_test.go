@@ -6,6 +6,7 @@ import (
 	"os"
 	"runtime"
 	"testing"
+	"time"
 	"unsafe"
 
 	"cucriu/internal/proc"
@@ -36,5 +37,27 @@ func TestAMailboxOfEitherVersion(t *testing.T) {
 			t.Errorf("version %d: a mailbox without its magic is read", version)
 		}
 		runtime.KeepAlive(data)
+	}
+}
+
+// TestATimeInWhichNobodyLookedIsNoSilence: when a virtual machine was paused, the clock has gone on, and neither the library
+// nor who waits for it has run.
+func TestATimeInWhichNobodyLookedIsNoSilence(t *testing.T) {
+	at := time.Now()
+	s := silence{last: at}
+	for range 10 {
+		at = at.Add(time.Hour)
+		if silent := s.look(at, 0); silent > patience {
+			t.Fatalf("%v after ten looks", silent)
+		}
+	}
+	for s.total <= patience {
+		before := s.total
+		if at = at.Add(time.Millisecond); s.look(at, 0) <= before {
+			t.Fatal("a silence that is looked at does not grow")
+		}
+	}
+	if got := s.look(at.Add(time.Millisecond), 1); got != 0 {
+		t.Errorf("after it has moved: %v", got)
 	}
 }

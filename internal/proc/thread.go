@@ -1,6 +1,9 @@
 package proc
 
 import (
+	"bytes"
+	"fmt"
+	"os"
 	"runtime"
 	"sync"
 
@@ -37,4 +40,23 @@ func AtOnce(most, n int, do func(i int)) {
 		})
 	}
 	wg.Wait()
+}
+
+// WhereIs says what a thread does, for an error about one that does not get on: its state, what it waits for in the
+// kernel, and the number of its system call, as far as /proc tells.
+func WhereIs(pid, tid int) string {
+	stat, err := ThreadStat(pid, tid)
+	if err != nil {
+		return err.Error()
+	}
+	text := "in state " + stat.State
+	dir := fmt.Sprintf("/proc/%d/task/%d/", pid, tid)
+	if where, _ := os.ReadFile(dir + "wchan"); len(where) > 1 { // a single 0: it runs
+		text += " in " + string(where)
+	}
+	call, _ := os.ReadFile(dir + "syscall")
+	if number, _, found := bytes.Cut(call, []byte(" ")); found {
+		text += " (system call " + string(number) + ")"
+	}
+	return text
 }
