@@ -53,6 +53,8 @@ func (o *Options) dataDialer(at listening, config *tls.Config) func(context.Cont
 		dialer := &wire.Dialer{Addresses: at.Addresses, Hint: name, Config: config}
 		return dialer.Dial
 	}
+	// One after the other: sshd drops some of those that log in at the same time (MaxStartups).
+	turn := make(chan struct{}, 1)
 	return func(ctx context.Context) (net.Conn, error) {
 		if len(at.Addresses) == 0 {
 			return nil, errors.New("the destination has sent no address")
@@ -61,36 +63,76 @@ func (o *Options) dataDialer(at listening, config *tls.Config) func(context.Cont
 		if err != nil {
 			return nil, err
 		}
-		raw, err := o.relayed(address)
-		if err != nil {
-			return nil, err
-		}
-		ctx, cancel := context.WithTimeout(ctx, 30*time.Second) // ssh takes its time
+		ctx, cancel := context.WithTimeout(ctx, sshPatience)
 		defer cancel()
-		return wire.Client(ctx, raw, config)
+		select {
+		case turn <- struct{}{}:
+			defer func() { <-turn }()
+		case <-ctx.Done():
+			return nil, context.Cause(ctx)
+		}
+		return o.dialRelayed(ctx, address, config)
 	}
 }
 
-// relayed is a connection over an ssh of its own.
-func (o *Options) relayed(address string) (net.Conn, error) {
+const (
+	sshPatience = time.Minute            // for all tries: sshd keeps an address out for 15 s and more (PerSourcePenalties)
+	sshPause    = 250 * time.Millisecond // before the second try, then twice as long each time
+	sshFailed   = 255                    // the exit status of an ssh that failed itself, rather than what it was to run
+)
+
+// dialRelayed tries again if ssh has failed: sshd drops connections when it has too many, by chance or for a while.
+func (o *Options) dialRelayed(ctx context.Context, address string, config *tls.Config) (net.Conn, error) {
+	for pause := sshPause; ; pause *= 2 {
+		raw, ended, err := o.relayed(address)
+		if err != nil {
+			return nil, err
+		}
+		conn, err := wire.Client(ctx, raw, config)
+		if err == nil {
+			return conn, nil
+		}
+		select {
+		case <-ctx.Done():
+			return nil, err
+		case status := <-ended: // its input was closed
+			if status != sshFailed {
+				return nil, err
+			}
+		}
+		err = fmt.Errorf("%s failed (exit %d)", o.RSH[0], sshFailed)
+		select {
+		case <-ctx.Done():
+			return nil, err
+		case <-time.After(pause):
+		}
+	}
+}
+
+// relayed is a connection over an ssh of its own, whose exit status comes when it has ended.
+func (o *Options) relayed(address string) (conn net.Conn, ended <-chan int, err error) {
 	cmd := o.remoteCommand("--relay", address)
 	in, err := cmd.StdinPipe()
 	if err != nil {
-		return nil, err
+		return nil, nil, err
 	}
 	out, outEnd, err := os.Pipe()
 	if err != nil {
-		return nil, err
+		return nil, nil, err
 	}
 	cmd.Stdout = outEnd
 	err = cmd.Start()
 	outEnd.Close()
 	if err != nil {
 		out.Close()
-		return nil, fmt.Errorf("start %s: %w", o.RSH[0], err)
+		return nil, nil, fmt.Errorf("start %s: %w", o.RSH[0], err)
 	}
-	go func() { _ = cmd.Wait() }() // it ends with its input
-	return wire.PipeConn(out, in), nil
+	status := make(chan int, 1)
+	go func() { // it ends with its input
+		_ = cmd.Wait()
+		status <- cmd.ProcessState.ExitCode()
+	}()
+	return wire.PipeConn(out, in), status, nil
 }
 
 // loopback refuses an address that others could reach.

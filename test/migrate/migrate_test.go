@@ -315,11 +315,20 @@ func TestWhatAJobComesToUseBeforeItStandsStillMovesToo(t *testing.T) {
 	})
 }
 
+// TestDataGoesThroughSSHAsWell, through an sshd that drops a second connection while somebody logs in, and some of the others.
 func TestDataGoesThroughSSHAsWell(t *testing.T) {
 	testenv.Isolated(t, func(t *testing.T) {
-		p := hosts.New(t, hosts.Options{})
+		p := hosts.New(t, hosts.Options{SSHD: []string{"MaxStartups 1"}})
 		w := p.A.Start(1, "--mib", "16")
-		r := move(t, w, p.A, p.B, "--via", "ssh", "--timeline")
+		testenv.WriteFile(t, p.A.Path("/tmp/ssh"), `case "$*" in
+*--relay*) for n in 1 2; do mkdir /tmp/dropped-$n 2>/dev/null && exit 255; done ;;
+esac
+exec ssh "$@"
+`)
+		r := move(t, w, p.A, p.B, "--via", "ssh", "--rsh", "sh /tmp/ssh", "--timeline")
+		if !testenv.Exists(p.A.Path("/tmp/dropped-2")) {
+			t.Error("no connection was dropped")
+		}
 		checkTimeline(t, r)
 		w.Prepare(p.A)
 		move(t, w, p.B, p.A, "--bind", p.A.Addr.String(), "--ports", "7100-7110")

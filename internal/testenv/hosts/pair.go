@@ -17,6 +17,8 @@ type Options struct {
 	SharedDir bool
 	// WithoutSSH starts no sshd. [Host.RSH] works all the same.
 	WithoutSSH bool
+	// SSHD are lines of sshd's configuration, which come before the usual ones.
+	SSHD []string
 	// OneBootID leaves both hosts the boot id of the machine. A place of cucriu run mounts
 	// a /proc of its own, which has that one, so jobs in such places need this.
 	OneBootID bool

@@ -87,7 +87,7 @@ func (h *Host) sshdConfig() string {
 			lines = append(lines, option+" "+h.ssh(program))
 		}
 	}
-	config := strings.Join(lines, "\n") + "\n"
+	config := strings.Join(append(slices.Clone(h.pair.options.SSHD), lines...), "\n") + "\n" // the first of a kind counts
 	// Not known before 9.8. A test that kills connections would be locked out.
 	const penalties = "PerSourcePenalties no\n"
 	h.file("home/.sshd/sshd_config", config+penalties)
