@@ -85,6 +85,9 @@ func (h *Host) For(t *testing.T) *Host {
 	return &host
 }
 
+// Patient is a configuration with which no library is left out because a busy machine lets it wait.
+const Patient = "version: 1\nlock: {timeout: 100s, try: 30s}\n"
+
 // Setenv sets a variable for everything that is started on the host from now on.
 func (h *Host) Setenv(name, value string) {
 	h.Env = append(h.Env, name+"="+value)

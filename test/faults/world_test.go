@@ -53,6 +53,9 @@ func newWorld(t *testing.T, r row) *world {
 	testenv.SmallDisk(t, w.images, "128m")
 	testenv.SmallDisk(t, w.host.RunDir, "4m")
 	t.Cleanup(func() { w.clear(t) })
+	if r.guest { // without the library, the fault would not happen
+		w.host.Setenv("CUCRIU_CONFIG", w.host.Config(testenv.Patient))
+	}
 	if gpus > 1 {
 		w.neighbours = newNeighbours(t, w.host)
 	}

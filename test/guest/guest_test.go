@@ -180,7 +180,7 @@ func TestATracedJobIsServed(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			testenv.Simulated(t, func(t *testing.T) {
 				host := testenv.NewHost(t, 1, "--mib-per-gpu", "400")
-				host.Setenv("CUCRIU_CONFIG", host.Config(patient))
+				host.Setenv("CUCRIU_CONFIG", host.Config(testenv.Patient))
 				job := host.StartUnder([]string{"/usr/bin/env", "LD_PRELOAD=" + preload}, 1, "--mib", "64")
 				job.Runs()
 				images := testenv.NewImages(t)

@@ -78,7 +78,7 @@ func TestAJobHasAnOlderLibrary(t *testing.T) {
 		t.Run(version, func(t *testing.T) {
 			testenv.Simulated(t, func(t *testing.T) {
 				host := testenv.NewHost(t, 1, "--mib-per-gpu", "400")
-				host.Setenv("CUCRIU_CONFIG", host.Config(patient))
+				host.Setenv("CUCRIU_CONFIG", host.Config(testenv.Patient))
 				library := testenv.Artefact(t, "make guest", "build", "test", "small-"+version+"-"+runtime.GOARCH+".so")
 				job := host.StartUnder([]string{"/usr/bin/env", "LD_PRELOAD=" + library}, 1, "--mib", "64")
 				job.Runs()
@@ -151,7 +151,7 @@ func survives(t *testing.T, host *testenv.Host, job *testenv.Job, point string, 
 func TestAGPUHasNoRoomForAPartASecondTime(t *testing.T) {
 	testenv.Simulated(t, func(t *testing.T) {
 		host := testenv.NewHost(t, 1, "--mib-per-gpu", "310") // parts are as large as outside of tests: 256 MiB
-		host.Setenv("CUCRIU_CONFIG", host.Config(patient))
+		host.Setenv("CUCRIU_CONFIG", host.Config(testenv.Patient))
 		library := filepath.Join(filepath.Dir(testenv.Guest(t)), "guest-"+runtime.GOARCH+".so")
 		job := host.StartUnder([]string{"/usr/bin/env", "LD_PRELOAD=" + library}, 1, "--mib", "288")
 		job.Runs()

@@ -19,9 +19,6 @@ import (
 	"cucriu/internal/testenv"
 )
 
-// patient is a configuration with which no library is left out because a busy machine lets it wait.
-const patient = "version: 1\nlock: {timeout: 100s, try: 30s}\n"
-
 // movers are jobs whose memory the library moves, with the number of their processes.
 var movers = map[string]struct {
 	processes int
@@ -56,7 +53,7 @@ func TestTheGuestMovesTheMemory(t *testing.T) {
 					gpus = 2
 				}
 				host := testenv.NewHost(t, gpus, "--mib-per-gpu", room)
-				host.Setenv("CUCRIU_CONFIG", host.Config(patient))
+				host.Setenv("CUCRIU_CONFIG", host.Config(testenv.Patient))
 				host.Setenv("CUCRIU_LOG", "debug")
 				j := host.StartUnder(testenv.WithGuest(t), job.processes, append(job.args, "--mib", size)...)
 				j.Runs()
@@ -206,7 +203,7 @@ func TestTheProgramIsNotTakenForTheDriver(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			testenv.Isolated(t, func(t *testing.T) {
 				host := testenv.NewHost(t, 1, "--mib-per-gpu", "200")
-				host.Setenv("CUCRIU_CONFIG", host.Config(patient))
+				host.Setenv("CUCRIU_CONFIG", host.Config(testenv.Patient))
 				program := filepath.Join(t.TempDir(), name)
 				data, err := os.ReadFile(testenv.Artefact(t, "make workload", "build", "workload", "cudawork"))
 				if err == nil {
@@ -233,7 +230,7 @@ func TestTheProgramIsNotTakenForTheDriver(t *testing.T) {
 // startWithGuest starts a job with memory that the library moves, however busy the machine is.
 func startWithGuest(t *testing.T, host *testenv.Host, args ...string) *testenv.Job {
 	t.Helper()
-	host.Setenv("CUCRIU_CONFIG", host.Config(patient))
+	host.Setenv("CUCRIU_CONFIG", host.Config(testenv.Patient))
 	job := host.StartUnder(testenv.WithGuest(t), 1, append(args, "--mib", "64")...)
 	job.Runs()
 	return job

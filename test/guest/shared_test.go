@@ -34,7 +34,7 @@ var sharers = map[string][]string{
 // startSharing starts a job whose processes share memory, with the library.
 func startSharing(t *testing.T, host *testenv.Host, args ...string) *testenv.Job {
 	t.Helper()
-	host.Setenv("CUCRIU_CONFIG", host.Config(patient))
+	host.Setenv("CUCRIU_CONFIG", host.Config(testenv.Patient))
 	processes := 2
 	if i := slices.Index(args, "--ranks"); i >= 0 {
 		processes, _ = strconv.Atoi(args[i+1])
@@ -286,7 +286,7 @@ func TestFewDescriptors(t *testing.T) {
 	testenv.Isolated(t, func(t *testing.T) {
 		host := testenv.NewHost(t, 1, "--mib-per-gpu", "400")
 		fill := `for ((i = 10; i < 200; i++)); do eval "exec $i</dev/null"; done; exec "$@"`
-		host.Setenv("CUCRIU_CONFIG", host.Config(patient))
+		host.Setenv("CUCRIU_CONFIG", host.Config(testenv.Patient))
 		job := host.StartUnder(append([]string{"/bin/bash", "-c", fill, "bash"}, testenv.WithGuest(t)...), 2, "--ipc", "--mib", "64")
 		job.Runs()
 		importer := job.MustStatus(1).PID
