@@ -43,6 +43,13 @@ func TestTheErrorThatMattersIsFound(t *testing.T) {
 			"(00.1) Error (criu/bfd.c:116): bfd: Error flushing image: No space left on device\n(00.2) Error (criu/cr-dump.c:1975): Dumping FAILED.\n",
 			Failure{Cause: "bfd: Error flushing image: No space left on device", Remedy: remedyFull},
 		},
+		"a bound network namespace": {
+			"(00.1) Error (criu/mount.c:1132): mnt: 812:./run/netns/blue doesn't have a proper root mount\n",
+			Failure{
+				Cause:  "mnt: 812:./run/netns/blue doesn't have a proper root mount",
+				Remedy: strings.ReplaceAll(remedyBound, "$1", "./run/netns/blue"),
+			},
+		},
 		"pid in use": {
 			rlimit + "Error (criu/cr-restore.c:1237): Can't fork for 13: File exists\nError (criu/cr-restore.c:2331): Restoring FAILED.\n",
 			Failure{Cause: "Can't fork for 13: File exists", Remedy: strings.ReplaceAll(remedyTaken, "$1", "13")},

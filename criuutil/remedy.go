@@ -24,6 +24,7 @@ const (
 	remedyTCP       = "the job has established TCP connections: give --tcp-established to the dump and to the restore, or --tcp-close if it can do without them"
 	remedyUnix      = "the job is connected to a process outside the tree through a UNIX socket: give --ext-unix-sk to the dump and to the restore, or dump the tree that holds both ends"
 	remedyMount     = "the job has a file open that its mount namespace cannot reach: start the job with its input and output in /dev/null, pipes or files inside the namespace, or specify the file with --external"
+	remedyBound     = "a process of the job is in a mount namespace of its own, where $1 is a part of a file system, or a namespace that is bound to a file (ip netns, Docker and CNI do so below /run): unmount it there, or run the job without that namespace"
 	remedyFull      = "the file system of the image directory is full: free space on it, or dump to another file system"
 	remedyMakeProc  = "criu mounts the /proc of the job's pid namespace at proc.crtools in the job's working directory: remove that directory if a killed criu has left it, wait if another job is being dumped there, or start the job with its own /proc (unshare --mount-proc) or in a directory that can be written to"
 	remedyWatch     = "the job watches (inotify, fanotify) a file that its file system does not open by a handle, such as an overlay: give the path of that file with --irmap-scan-path, which cucriu check -t PID names"
@@ -53,6 +54,7 @@ var known = []knownError{
 	{message: regexp.MustCompile(`^fsnotify: \s*Can't dump that handle`), remedy: remedyWatch},
 	{message: regexp.MustCompile(`^Some file locks are hold by dumping tasks`), remedy: "the job holds file locks: give -l (--file-locks) to the dump and to the restore"},
 	{message: regexp.MustCompile(`^Can't lookup mount=\d+ for fd=-?\d+ |^The \d+ mount is not found for ghost|doesn't have mnt_id|^Open files on overmounted mounts`), remedy: remedyMount},
+	{message: regexp.MustCompile(`^mnt: \d+:(\S+) doesn't have a proper root mount`), remedy: remedyBound},
 	{message: regexp.MustCompile(`^(?:bfd: Error flushing image|page-xfer: .*|.*[Uu]nable to spill data.*): No space left on device`), remedy: remedyFull},
 	{message: regexp.MustCompile(`^Can't create a directory \(-\d+\)`), remedy: remedyMakeProc},
 	{message: regexp.MustCompile(`^cg: |^Unable to freeze cgroup `), remedy: remedyCgroup},

@@ -12,6 +12,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/prometheus/procfs"
 	"golang.org/x/sys/unix"
 
 	"cucriu/internal/testenv/reaper"
@@ -92,6 +93,31 @@ func IsolatedFor(t *testing.T, limit time.Duration, test func(*testing.T)) {
 	}
 	if !strings.Contains(string(out), "--- PASS: "+t.Name()) {
 		t.Fatalf("the isolated test %s did not run", t.Name())
+	}
+}
+
+// WithoutParts unmounts, for an isolated test, what this machine has mounted of file systems that are not mounted
+// whole: network namespaces that ip netns, Docker and CNI bind below /run, or files of a container. criu dumps no
+// mount namespace that has one.
+func WithoutParts(t *testing.T) {
+	t.Helper()
+	if !namespaces() {
+		return
+	}
+	mounts, err := procfs.GetMounts()
+	if err != nil {
+		t.Fatal(err)
+	}
+	whole := make(map[string]bool) // by the device
+	for _, m := range mounts {
+		whole[m.MajorMinorVer] = whole[m.MajorMinorVer] || m.Root == "/"
+	}
+	for _, m := range slices.Backward(mounts) {
+		if !whole[m.MajorMinorVer] && m.MountPoint != "/" {
+			if err := unix.Unmount(m.MountPoint, unix.MNT_DETACH); err != nil {
+				t.Fatalf("unmount %s: %v", m.MountPoint, err)
+			}
+		}
 	}
 }
 

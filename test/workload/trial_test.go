@@ -32,6 +32,9 @@ func TestATrialRestoreTellsWhatTheRestoreWillTell(t *testing.T) {
 		}
 		t.Run(row.kind, func(t *testing.T) {
 			testenv.Isolated(t, func(t *testing.T) {
+				if row.kind == "child-mount-namespace" {
+					testenv.WithoutParts(t)
+				}
 				host, p := newOdd(t, row.kind)
 				images := filepath.Join(t.TempDir(), "images")
 				args := []string{"dump", "--probe", "--json", "-t", p.Root(), "-D", images}
