@@ -2,6 +2,7 @@ package inspect
 
 import (
 	"bytes"
+	"cmp"
 	"errors"
 	"fmt"
 	"io"
@@ -11,6 +12,8 @@ import (
 	"regexp"
 	"slices"
 	"strings"
+
+	"golang.org/x/sys/unix"
 
 	"cucriu/cudackpt"
 	"cucriu/hooks/preflight"
@@ -49,15 +52,16 @@ type peerUse struct {
 	newName bool
 	// holdings is what the kernel module says that the process has; nil if it says nothing.
 	holdings *nvrm.Holdings
+	measured bool // the process has nothing else of the kind
 }
 
 // peersOf judges processes of which some may have ended.
-func (s *snapshot) peersOf(processes []Process, holdings map[int]*nvrm.Holdings) (preflight.Findings, error) {
-	var findings preflight.Findings
+func (s *snapshot) peersOf(processes []Process, kernel kernelAnswer) (preflight.Findings, error) {
+	findings := notLookedFor(processes, kernel)
 	for i := range processes {
 		m := &processes[i]
-		u := peerUse{of: m, holdings: holdings[m.PID]}
-		if h := u.holdings; h != nil && h.Fabric+h.FabricShared+h.Pools == 0 && (h.HostNUMA == 0 || len(u.of.Listed) > 1) {
+		u := peerUse{of: m, holdings: kernel.holdings[m.PID], measured: kernel.measured}
+		if h := u.holdings; h != nil && u.measured && h.Fabric+h.FabricShared+h.Pools == 0 && (h.HostNUMA == 0 || len(u.of.Listed) > 1) {
 			continue
 		}
 		if len(m.GPUs) > 1 && len(u.of.Listed) != 1 {
@@ -73,6 +77,20 @@ func (s *snapshot) peersOf(processes []Process, holdings map[int]*nvrm.Holdings)
 		findings = append(findings, u.findings()...)
 	}
 	return findings, nil
+}
+
+// notLookedFor warns of processes that may have memory on a NUMA node of the host, because the kernel module was not asked
+// for it or did not say. Of those with contexts on several GPUs, it cannot be told anyway.
+func notLookedFor(processes []Process, kernel kernelAnswer) preflight.Findings {
+	for i, p := range processes {
+		if kernel.holdings[p.PID] == nil && len(p.Listed) < 2 && !holdsNothing(processes, i) && unix.Kill(p.PID, 0) == nil {
+			return preflight.Findings{p.about(preflight.Warning(preflight.FindingHostNUMA,
+				fmt.Sprintf("it was not looked for whether this process, or another one of the tree, has driver memory on a NUMA node "+
+					"of the host (CU_MEM_LOCATION_TYPE_HOST_NUMA), which a restore would lose: %v",
+					cmp.Or(kernel.unasked, kernel.unknown, nvrm.ErrUnknown)), ""))}
+		}
+	}
+	return nil
 }
 
 // lookAt looks at the process for what may show that it is harmless.
@@ -121,7 +139,12 @@ func (u peerUse) contexts() int {
 // findings judges a process that may have peer access.
 func (u peerUse) findings() preflight.Findings {
 	if u.holdings != nil {
-		return u.holdingFindings()
+		found := u.holdingFindings()
+		if u.measured || found.Has(preflight.FindingPeerMemory) && len(found.Of(preflight.SeverityError)) > 0 {
+			return found
+		}
+		u.holdings = nil
+		return append(found, u.findings()...)
 	}
 	if u.contexts() < 2 || !u.usesPools() && (u.expandable() || u.small()) {
 		return nil
@@ -154,7 +177,12 @@ func (u peerUse) holdingFindings() preflight.Findings {
 		add(preflight.New(preflight.FindingPeerMemory, "has a memory pool that another GPU accesses: a restore would lose that access without an error, and the next access would fail", u.advice(false)))
 	}
 	if h.HostNUMA > 0 && u.contexts() == 1 { // with contexts on two GPUs the driver has 4 or 5 duplicates of its own
-		add(preflight.New(preflight.FindingHostNUMA, "has driver memory on a NUMA node of the host (CU_MEM_LOCATION_TYPE_HOST_NUMA): the driver would checkpoint it, and could never restore it", ""))
+		has := "has"
+		if !u.measured {
+			has = "seems, by what was measured on another driver, to have"
+		}
+		add(preflight.New(preflight.FindingHostNUMA, has+" driver memory on a NUMA node of the host (CU_MEM_LOCATION_TYPE_HOST_NUMA): "+
+			"the driver would checkpoint it, and could never restore it", ""))
 	}
 	if h.FabricShared == 0 && h.Fabric > 0 && len(u.of.GPUs) > 1 {
 		add(preflight.Warning(preflight.FindingPeerMemory, "has allocations of 512 MiB or more: after a restore no other GPU can be given access to them (a first copy between two GPUs fails)", u.advice(true)))

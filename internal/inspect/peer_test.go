@@ -1,6 +1,8 @@
 package inspect
 
 import (
+	"errors"
+	"os"
 	"strings"
 	"testing"
 
@@ -123,7 +125,7 @@ func TestHoldingFindings(t *testing.T) {
 			for _, gpu := range test.gpus {
 				m.Listed[gpu.UUID] = 1 << 30
 			}
-			if got := severities(peerUse{of: m, holdings: &test.holdings}.findings()); got != test.want {
+			if got := severities(peerUse{of: m, holdings: &test.holdings, measured: true}.findings()); got != test.want {
 				t.Fatalf("%q, want %q", got, test.want)
 			}
 		})
@@ -146,4 +148,49 @@ func FuzzEnvironment(f *testing.F) {
 			t.Errorf("%q switches nothing off", text)
 		}
 	})
+}
+
+// TestWhatIsBelievedOfAnotherDriver: what its module shows, and not that it shows nothing.
+func TestWhatIsBelievedOfAnotherDriver(t *testing.T) {
+	const gib = 1 << 30
+	on := func(n int) *Process {
+		m := &Process{Ident: proc.Ident{PID: os.Getpid()}, Listed: make(map[cudackpt.UUID]uint64)}
+		for i := range n {
+			m.GPUs = append(m.GPUs, cudackpt.GPU{UUID: cudackpt.UUID{byte(i + 1)}})
+			m.Listed[m.GPUs[i].UUID] = gib
+		}
+		return m
+	}
+	for name, test := range map[string]struct {
+		gpus     int
+		holdings nvrm.Holdings
+		want     string
+	}{
+		"host NUMA memory":                  {1, nvrm.Holdings{HostNUMA: 1}, "host-numa-memory=error"},
+		"one GPU":                           {1, nvrm.Holdings{}, ""},
+		"two GPUs, and nothing found":       {2, nvrm.Holdings{}, "peer-memory=error"},
+		"peer access to a large allocation": {2, nvrm.Holdings{FabricShared: 1}, "peer-memory=error"},
+	} {
+		if got := severities(peerUse{of: on(test.gpus), holdings: &test.holdings}.findings()); got != test.want {
+			t.Errorf("%s: %q, want %q", name, got, test.want)
+		}
+	}
+
+	one, two := *on(1), *on(2)
+	why := errors.New("driver 610.1 is unknown")
+	for name, test := range map[string]struct {
+		of     Process
+		kernel kernelAnswer
+		want   string
+	}{
+		"not asked":                 {one, kernelAnswer{unknown: why}, "host-numa-memory=warning"},
+		"asked for sharing alone":   {one, kernelAnswer{unasked: why}, "host-numa-memory=warning"},
+		"asked":                     {one, kernelAnswer{holdings: map[int]*nvrm.Holdings{one.PID: {}}}, ""},
+		"on two GPUs, nobody knows": {two, kernelAnswer{unknown: why}, ""},
+	} {
+		got := notLookedFor([]Process{test.of}, test.kernel)
+		if severities(got) != test.want || test.want != "" && !strings.Contains(got[0].String(), why.Error()) {
+			t.Errorf("%s: %v, want %q", name, got, test.want)
+		}
+	}
 }

@@ -51,7 +51,7 @@ func hasAgent(p Process, can func(*agent.Agent) bool) bool {
 
 // lossFindings says what follows from the kernel module's answer about processes. For served see [Losses].
 func (s *snapshot) lossFindings(kernel kernelAnswer, processes []Process, served func(Process) bool) (preflight.Findings, error) {
-	findings, err := s.peersOf(processes, kernel.holdings)
+	findings, err := s.peersOf(processes, kernel)
 	if err != nil {
 		return nil, err
 	}
@@ -231,16 +231,8 @@ func ncclIsHarmless(environment []string) bool {
 // address in the fabric that links the GPUs; if another GPU was given access to it, the restore
 // answers INVALID_VALUE. A memory pool loses the access of other GPUs without any error. Memory
 // in a NUMA node of the host makes the restore answer 999. The kernel module tells about all of
-// them, and the process is not touched for it.
-
-// measuredDrivers are the drivers on which this was measured.
-var measuredDrivers = []string{"580.159.04"}
-
-// comparedBranches are the drivers whose open kernel modules have the same ioctl, commands,
-// parameters and classes as package nvrm, in all of their 57 releases from 570.86.15 to
-// 595.45.04, and count what is imported by the same rule. What a restore loses may differ. Of
-// memory, modules before 580 tell the address only to the kernel, so sharers are not paired.
-var comparedBranches = []string{"570", "575", "580", "590", "595"}
+// them, and the process is not touched for it. On a driver whose module was only compared, what
+// is found counts, and that nothing is found does not.
 
 // kernelAnswer is what the kernel module says of processes, as far as it is believed: a wrong
 // answer would cost the job.
@@ -248,6 +240,8 @@ type kernelAnswer struct {
 	asked    []proc.Ident
 	known    nvrm.Known             // for the next time
 	holdings map[int]*nvrm.Holdings // by pid, where all is known
+	measured bool                   // what is not among these is not there
+	unasked  error                  // why there are none
 	shares   []nvrm.Share
 	unknown  error // why it is not known who shares memory
 }
@@ -267,13 +261,13 @@ func askKernel(driver *cudackpt.Driver, runDir string, processes []Process) kern
 		answer.unknown = err
 		return answer
 	}
-	branch, _, _ := strings.Cut(version, ".")
+	evidence := nvrm.EvidenceOf(version)
 	calibrated, failure := readCalibration(runDir, version)
 	switch {
 	case failure != "":
 		answer.unknown = fmt.Errorf("cucriu check --calibrate found that the kernel module of driver %s does not report it: %s", version, failure)
 		return answer
-	case !calibrated && !slices.Contains(measuredDrivers, version) && !slices.Contains(comparedBranches, branch):
+	case !calibrated && evidence == nvrm.Unknown:
 		answer.unknown = fmt.Errorf("driver %s has not been tested: run cucriu check --calibrate", version)
 		return answer
 	}
@@ -296,8 +290,10 @@ func askKernel(driver *cudackpt.Driver, runDir string, processes []Process) kern
 		processes[i].Known = told.Known
 	}
 	answer.known, answer.shares, answer.unknown = told.Known, told.Shares, told.Err
-	if slices.Contains(measuredDrivers, version) { // a calibration tries only who shares memory
-		answer.holdings = told.Holdings
+	if answer.unasked = told.Err; evidence == nvrm.Unknown { // a calibration tries only who shares memory
+		answer.unasked = fmt.Errorf("driver %s has been neither measured nor compared with one that has", version)
+	} else {
+		answer.holdings, answer.measured = told.Holdings, evidence == nvrm.Measured
 	}
 	return answer
 }

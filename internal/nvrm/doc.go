@@ -7,8 +7,8 @@
 // file through which the client was made. So this package duplicates the process's own
 // descriptor of /dev/nvidiactl (pidfd_getfd) and asks through it. The process is not
 // stopped, and nothing in it changes. Numbers and layouts are those of the open kernel
-// modules, the same in all releases from 570 to 595; how libcuda numbers its objects was
-// seen only on driver 580.159.04. An answer that leaves memory out is not believed.
+// modules. On which drivers they are the same, and what was measured, [EvidenceOf] says. An
+// answer that leaves memory out is not believed.
 //
 // The package does not know what its answers are used for, and traces nothing.
 package nvrm
