@@ -21,6 +21,7 @@ import (
 	"cucriu/internal/inspect"
 	"cucriu/internal/jobs/job"
 	"cucriu/internal/logging"
+	"cucriu/internal/quote"
 	"cucriu/internal/self"
 	"cucriu/internal/stages"
 	"cucriu/internal/version"
@@ -60,10 +61,10 @@ func main() {
 // because container engines show nothing else of criu's log. Further lines are indented, so
 // that one failure is one error.
 func errorLine(forCriu bool, err error) string {
+	text := quote.Lines(err.Error())
 	if !forCriu {
-		return fmt.Sprintln("cucriu-hook: error:", err)
+		return fmt.Sprintln("cucriu-hook: error:", text)
 	}
-	text := err.Error()
 	images := os.Getenv("CRTOOLS_IMAGE_DIR") // a name that ends with criu
 	if dir, linkErr := os.Readlink(images); linkErr == nil {
 		text = strings.ReplaceAll(text, images+"/", dir+"/")

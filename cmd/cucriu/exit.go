@@ -14,6 +14,7 @@ import (
 	"cucriu/hooks/preflight"
 	"cucriu/internal/jobs/job"
 	"cucriu/internal/logging"
+	"cucriu/internal/quote"
 )
 
 // The exit statuses. docs/exit-status.md documents them, so they must not change.
@@ -117,7 +118,7 @@ func deferStops(cmd *cobra.Command) (over func()) {
 }
 
 // say tells people something beside the output of a command.
-func say(text string) { fmt.Fprintln(logging.Stderr(), "cucriu: "+text) }
+func say(text string) { fmt.Fprintln(logging.Stderr(), "cucriu: "+quote.Lines(text)) }
 
 // atSignal does something, and says what a signal will do, when it comes, and at the end whether
 // it came too late.

@@ -22,6 +22,7 @@ import (
 	"cucriu/internal/gpumap"
 	"cucriu/internal/inspect"
 	"cucriu/internal/proc"
+	"cucriu/internal/quote"
 	"cucriu/internal/units"
 )
 
@@ -271,7 +272,9 @@ func show(cmd *cobra.Command, value any, write func(out io.Writer)) error {
 			return err
 		}
 	} else if !isSet(cmd, "quiet") {
-		write(&out)
+		var text strings.Builder
+		write(&text)
+		out.WriteString(quote.Lines(text.String()))
 	}
 	if out.Len() == 0 {
 		return nil

@@ -9,6 +9,7 @@ import (
 	"os"
 
 	"cucriu/internal/logging"
+	"cucriu/internal/quote"
 	"cucriu/internal/self"
 )
 
@@ -17,7 +18,7 @@ func main() {
 	ctx := untilSignal()
 	err := execute(ctx, rootCommand())
 	if err != nil && !errors.As(err, new(exitStatus)) {
-		fmt.Fprintln(logging.Stderr(), "cucriu: error:", err)
+		fmt.Fprintln(logging.Stderr(), "cucriu: error:", quote.Lines(err.Error()))
 	}
 	logging.Stderr().Flush()
 	os.Exit(exitCode(ctx, err))

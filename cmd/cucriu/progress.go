@@ -21,6 +21,7 @@ import (
 	"cucriu/internal/migrate"
 	"cucriu/internal/pages"
 	"cucriu/internal/proc"
+	"cucriu/internal/quote"
 	"cucriu/internal/units"
 )
 
@@ -144,7 +145,7 @@ func (p *progress) say(text string) {
 	if p.tty {
 		_, _ = io.WriteString(p.out, "\r\x1b[K")
 	}
-	fmt.Fprintf(p.out, "cucriu: %s\n", text)
+	fmt.Fprintf(p.out, "cucriu: %s\n", quote.Lines(text))
 }
 
 func (p *progress) stop() {

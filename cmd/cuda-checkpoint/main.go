@@ -25,6 +25,7 @@ import (
 	"cucriu/hooks/preflight"
 	"cucriu/internal/inspect"
 	"cucriu/internal/logging"
+	"cucriu/internal/quote"
 	"cucriu/internal/session"
 	"cucriu/internal/version"
 )
@@ -162,7 +163,7 @@ func run() (status int) {
 	w.env = (&session.Env{Config: cfg, Force: w.force}).Filled()
 	answer, err := w.do(ctx)
 	if err != nil {
-		fmt.Fprintf(logging.Stderr(), "Could not %s on process ID %d: %v\n", w.what, pid, err)
+		fmt.Fprintf(logging.Stderr(), "Could not %s on process ID %d: %v\n", w.what, pid, quote.Lines(err.Error()))
 		return 1
 	}
 	fmt.Print(answer)

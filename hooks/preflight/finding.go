@@ -6,6 +6,8 @@ import (
 	"fmt"
 	"slices"
 	"strings"
+
+	"cucriu/internal/quote"
 )
 
 // Severity says what a finding means for a dump or a restore.
@@ -39,7 +41,7 @@ func (f Finding) Subject() string {
 	case f.Process == "":
 		return fmt.Sprintf("process %d", f.PID)
 	}
-	return fmt.Sprintf("process %d (%s)", f.PID, f.Process)
+	return fmt.Sprintf("process %d (%s)", f.PID, quote.Line(f.Process))
 }
 
 // String returns the finding in one line.
@@ -52,7 +54,7 @@ func (f Finding) String() string {
 	if f.Remedy != "" {
 		text += ": " + f.Remedy
 	}
-	return text
+	return quote.Line(text) // there are names in it that the job has chosen
 }
 
 // Findings is a list of findings, in the order in which they were found.

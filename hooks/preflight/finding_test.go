@@ -79,3 +79,14 @@ func TestRefused(t *testing.T) {
 		t.Errorf("a refusal hides its cause: %v", err)
 	}
 }
+
+// TestWhatAJobHasNamedIsEscaped: a file's name may hold anything, such as what a terminal obeys, or lines
+// that look like ours.
+func TestWhatAJobHasNamedIsEscaped(t *testing.T) {
+	f := New(FindingUnrestorable, "has /tmp/a\x1b[2J\ncucriu: all is well open", "chattr -i /tmp/a\x1b[2J\n")
+	f.PID, f.Process = 7, "py\x1b[31m"
+	want := `unrestorable: process 7 (py\x1b[31m): has /tmp/a\x1b[2J\ncucriu: all is well open: chattr -i /tmp/a\x1b[2J\n`
+	if f.String() != want || (Findings{f}).Err().Error() != "refused, nothing was touched: "+want {
+		t.Errorf("%q, want %q", f, want)
+	}
+}

@@ -13,6 +13,7 @@ import (
 
 	"cucriu/internal/failpoint"
 	"cucriu/internal/proc"
+	"cucriu/internal/quote"
 )
 
 const eventsName = "events.jsonl" // in the directory of the job
@@ -86,7 +87,7 @@ func (r *reporter) say(message string) {
 	if r.console.isRaw() {
 		end = "\r\n"
 	}
-	fmt.Fprintf(r.messages, "cucriu: %s%s", message, end)
+	fmt.Fprintf(r.messages, "cucriu: %s%s", quote.Lines(message), end)
 }
 
 // sayError says what went wrong and stops nothing.

@@ -15,6 +15,7 @@ import (
 	logrusslog "github.com/sirupsen/logrus/hooks/slog"
 
 	"cucriu/hooks/config"
+	"cucriu/internal/quote"
 )
 
 // New returns the logger that a configuration describes. Lines go to stderr (in a hook,
@@ -93,5 +94,5 @@ func (plain) Format(entry *logrus.Entry) ([]byte, error) {
 	if more.Len() > 0 {
 		line.WriteString(" (" + more.String()[2:] + ")")
 	}
-	return []byte(line.String() + "\n"), nil
+	return []byte(quote.Lines(line.String()) + "\n"), nil
 }
