@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"reflect"
 	"slices"
 	"sync"
 
@@ -66,13 +67,48 @@ func (c closedRecord) read(dir string, now map[string]closedRecord) (*Session, e
 	file, statErr := os.Lstat(filepath.Join(dir, recordFile))
 	if statErr == nil && c.file != nil && os.SameFile(file, c.file) && file.ModTime().Equal(c.file.ModTime()) && file.Size() == c.file.Size() {
 		now[dir] = c
-		return &Session{Record: c.record, dir: dir}, nil
+		return &Session{Record: cloneOf(reflect.ValueOf(c.record)).Interface().(Record), dir: dir}, nil
 	}
 	s, err := Read(dir)
 	if statErr == nil && err == nil && s.Outcome != "" && s.Hold == nil {
-		now[dir] = closedRecord{file, s.Record}
+		now[dir] = closedRecord{file, cloneOf(reflect.ValueOf(s.Record)).Interface().(Record)}
 	}
 	return s, err
+}
+
+// cloneOf copies a value with all that it leads to: who gets a record may change it. What is not exported is
+// shared, which are parts of times.
+func cloneOf(v reflect.Value) reflect.Value {
+	clone := reflect.New(v.Type()).Elem()
+	clone.Set(v)
+	switch v.Kind() {
+	case reflect.Struct:
+		for i := range v.NumField() {
+			if v.Type().Field(i).IsExported() {
+				clone.Field(i).Set(cloneOf(v.Field(i)))
+			}
+		}
+	case reflect.Pointer:
+		if !v.IsNil() {
+			clone.Set(reflect.New(v.Type().Elem()))
+			clone.Elem().Set(cloneOf(v.Elem()))
+		}
+	case reflect.Slice:
+		if !v.IsNil() {
+			clone.Set(reflect.MakeSlice(v.Type(), v.Len(), v.Len()))
+			for i := range v.Len() {
+				clone.Index(i).Set(cloneOf(v.Index(i)))
+			}
+		}
+	case reflect.Map:
+		if !v.IsNil() {
+			clone.Set(reflect.MakeMapWithSize(v.Type(), v.Len()))
+			for _, key := range v.MapKeys() {
+				clone.SetMapIndex(key, cloneOf(v.MapIndex(key)))
+			}
+		}
+	}
+	return clone
 }
 
 // Dirs returns the directories of all sessions. sessions is the directory that [MakeSessionsDir] returns.
@@ -235,7 +271,14 @@ func lockPath(runDir string) string {
 
 // related lists the other run directories that may have sessions of the same processes.
 func related(runDir string) []string {
-	dirs, _ := filepath.Glob(filepath.Join(runDir, JobsName, "*", InnerName)) // the pattern is right
+	var dirs []string
+	jobs, _ := os.ReadDir(filepath.Join(runDir, JobsName)) // there may be none
+	for _, job := range jobs {
+		dir := filepath.Join(runDir, JobsName, job.Name(), InnerName)
+		if _, err := os.Lstat(dir); err == nil {
+			dirs = append(dirs, dir)
+		}
+	}
 	if host := outer(runDir); host != "" {
 		dirs = append(dirs, host)
 	}

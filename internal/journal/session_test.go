@@ -5,6 +5,7 @@ import (
 	"errors"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"syscall"
 	"testing"
@@ -361,5 +362,38 @@ func TestASessionSharesTheProcessesThatItHolds(t *testing.T) {
 	}
 	if s.Shares([]Member{stranger}) || s.Shares(nil) {
 		t.Error("a process that is not in the session is shared")
+	}
+}
+
+// TestAListedSessionIsTheCallersOwn: what one caller changes in it, the next one does not get.
+func TestAListedSessionIsTheCallersOwn(t *testing.T) {
+	runDir := t.TempDir()
+	member := Member{Process: inspect.Process{Ident: ident(t, 4711, 5), Name: "job"}}
+	s, err := Create(runDir, Record{Kind: KindDump, Criu: ident(t, 1, 1), Members: []Member{member}, Root: &member.Ident}, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer s.Unlock()
+	if err := closed(s, OutcomeRunning); err != nil {
+		t.Fatal(err)
+	}
+	for range 3 {
+		all, err := List(runDir)
+		if err != nil || len(all) != 1 || all[0].Members[0].Name != "job" || all[0].Root.PID != 4711 {
+			t.Fatalf("%+v, %v", all, err)
+		}
+		all[0].Members[0].Name, all[0].Root.PID = "changed", 1
+	}
+}
+
+// TestSandboxesAreFoundBelowAnyPath, also below one that looks like a pattern.
+func TestSandboxesAreFoundBelowAnyPath(t *testing.T) {
+	host := filepath.Join(t.TempDir(), "run [1]*")
+	inner := filepath.Join(host, JobsName, "job", InnerName)
+	if err := os.MkdirAll(inner, 0o700); err != nil {
+		t.Fatal(err)
+	}
+	if found := related(host); !slices.Equal(found, []string{inner}) {
+		t.Errorf("%q, want %q", found, inner)
 	}
 }

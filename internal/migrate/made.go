@@ -12,6 +12,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"cucriu/hooks"
+	"cucriu/internal/durable"
 	"cucriu/internal/jobs/files"
 	"cucriu/internal/journal"
 	"cucriu/internal/jsonlines"
@@ -95,8 +96,8 @@ func (r *madeRecord) close() {
 
 // removeMade removes what was made at this host for jobs that do not run here.
 func removeMade(hook *hooks.Hook) error {
-	paths, err := filepath.Glob(filepath.Join(recordsDir(hook.Config.RunDir), "*"+madeSuffix))
-	if err != nil {
+	paths, err := durable.Match(recordsDir(hook.Config.RunDir), "*"+madeSuffix)
+	if err != nil && !errors.Is(err, os.ErrNotExist) {
 		return err
 	}
 	var errs []error

@@ -79,8 +79,8 @@ func (r *record) unlock() {
 // records lists the migrations of this host whose destination does not know yet what was decided,
 // and those that are under way.
 func records(runDir string) ([]*record, error) {
-	paths, err := filepath.Glob(filepath.Join(recordsDir(runDir), "*.json"))
-	if err != nil {
+	paths, err := durable.Match(recordsDir(runDir), "*.json")
+	if err != nil && !errors.Is(err, os.ErrNotExist) {
 		return nil, err
 	}
 	var all []*record

@@ -7,7 +7,7 @@ import (
 )
 
 func TestADamagedRecordHidesNoOther(t *testing.T) {
-	runDir := t.TempDir()
+	runDir := filepath.Join(t.TempDir(), "run [1]*") // no pattern
 	r := &record{ID: "0123456789abcdef", Host: "b", RSH: []string{"ssh"}, Remote: "cucriu"}
 	if err := r.create(runDir); err != nil {
 		t.Fatal(err)

@@ -10,6 +10,7 @@ import (
 
 	"cucriu/hooks"
 	"cucriu/hooks/preflight"
+	"cucriu/internal/durable"
 	"cucriu/internal/fault"
 	"cucriu/internal/jobs"
 	"cucriu/internal/journal"
@@ -252,15 +253,17 @@ func findMove(hook *hooks.Hook, name string) (dir string, err error) {
 // A source that gives a migration up may say so before its job is known here. What it has given
 // up is never promised.
 
+const droppedSuffix = ".dropped"
+
 func droppedPath(hook *hooks.Hook, id string) string {
-	return filepath.Join(recordsDir(hook.Config.RunDir), id+".dropped")
+	return filepath.Join(recordsDir(hook.Config.RunDir), id+droppedSuffix)
 }
 
 func noteDropped(hook *hooks.Hook, id string) error {
 	if err := os.MkdirAll(recordsDir(hook.Config.RunDir), 0o700); err != nil {
 		return fmt.Errorf("run directory: %w", err)
 	}
-	old, _ := filepath.Glob(droppedPath(hook, "*"))
+	old, _ := durable.Match(recordsDir(hook.Config.RunDir), "*"+droppedSuffix)
 	for _, path := range old {
 		if info, err := os.Lstat(path); err == nil && time.Since(info.ModTime()) > 24*time.Hour {
 			_ = os.Remove(path)

@@ -9,6 +9,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"cucriu/internal/durable"
 	"cucriu/internal/journal"
 )
 
@@ -69,7 +70,7 @@ func lockDir(dir string) (*os.File, error) {
 // removeStale removes what killed programs have left, unless a job has yet to be restored from
 // it. Anybody may make directories in /dev/shm: only root's are touched.
 func removeStale(runDir, base string) {
-	dirs, err := filepath.Glob(filepath.Join(base, stagePrefix+"*"))
+	dirs, err := durable.Match(base, stagePrefix+"*")
 	if err != nil {
 		return
 	}

@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"cucriu/criuutil"
+	"cucriu/internal/durable"
 	"cucriu/internal/journal"
 	"cucriu/internal/pages"
 	"cucriu/internal/proc"
@@ -87,7 +88,7 @@ func stageFile(runDir string, criu proc.Ident) (string, error) {
 		return "", err
 	}
 	own := filepath.Join(dir, fmt.Sprintf("%d-%d-%d.json", criu.PIDNamespace, criu.PID, criu.StartTime))
-	files, err := filepath.Glob(filepath.Join(dir, "*.json"))
+	files, err := durable.Match(dir, "*.json")
 	if err != nil {
 		return "", err
 	}
