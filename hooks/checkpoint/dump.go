@@ -104,6 +104,7 @@ func Dump(ctx context.Context, hook *hooks.Hook, dir string, options Options) (R
 	if err != nil {
 		return refused(err)
 	}
+	defer d.close()
 	d.stage.Prefetched, d.stage.Claim = prefetched, claim
 	if relinks {
 		d.stage.Stopped = func() error {

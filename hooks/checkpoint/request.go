@@ -15,6 +15,7 @@ import (
 	"time"
 
 	"github.com/checkpoint-restore/go-criu/v7/rpc"
+	"golang.org/x/sys/unix"
 	"google.golang.org/protobuf/proto"
 
 	"cucriu/criuutil"
@@ -118,6 +119,7 @@ type criuSession struct {
 	options     Options
 	path        string // of criu
 	workDir     string
+	working     *os.File // workDir, locked as long as it is in use; nil if the user has named it
 	output      *os.File // gets what criu prints beside its log
 	swrk        *criuutil.Swrk
 	criu        *criuutil.Criu
@@ -131,8 +133,13 @@ type criuSession struct {
 }
 
 // start starts criu for a request about an image directory.
-func start(hook *hooks.Hook, kind journal.Kind, options Options, imagesDir string) (*criuSession, error) {
+func start(hook *hooks.Hook, kind journal.Kind, options Options, imagesDir string) (_ *criuSession, err error) {
 	d := &criuSession{hook: hook, kind: kind, options: options, begun: time.Now()}
+	defer func() {
+		if err != nil {
+			d.close()
+		}
+	}()
 	path, err := criuutil.LookCriu(options.Path)
 	if err != nil {
 		return nil, preflight.Findings{preflight.Found(preflight.FindingCriuMissing, err)}.Err()
@@ -231,21 +238,60 @@ func (d *criuSession) prepareWorkDir() error {
 	if err != nil {
 		return err
 	}
-	// The names sort by time.
+	// The names sort by time, as long as nobody sets the clock back.
 	d.workDir = filepath.Join(logs, fmt.Sprintf("%s-%s-%d", d.begun.UTC().Format("20060102T150405.000"), d.kind, os.Getpid()))
 	if err := os.MkdirAll(d.workDir, 0o700); err != nil {
 		return fmt.Errorf("directory for criu's log: %w", err)
 	}
-	entries, err := os.ReadDir(logs)
-	if err != nil {
+	if d.working, err = lockLogs(d.workDir); err != nil && !errors.Is(err, unix.EWOULDBLOCK) { // another request of this millisecond
 		return fmt.Errorf("directory for criu's log: %w", err)
 	}
+	if err := removeOldLogs(logs); err != nil {
+		return fmt.Errorf("remove an old log: %w", err)
+	}
+	return nil
+}
+
+// lockLogs locks a folder of logs, which is not removed as long as it is locked.
+func lockLogs(dir string) (*os.File, error) {
+	f, err := os.OpenFile(dir, os.O_RDONLY|unix.O_DIRECTORY|unix.O_NOFOLLOW, 0)
+	if err != nil {
+		return nil, err
+	}
+	if err := unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB); err != nil {
+		f.Close()
+		return nil, &os.PathError{Op: "lock", Path: dir, Err: err}
+	}
+	return f, nil
+}
+
+// removeOldLogs removes the oldest folders of logs, but none in which a criu works.
+func removeOldLogs(logs string) error {
+	entries, err := os.ReadDir(logs)
+	if err != nil {
+		return err
+	}
 	for _, entry := range entries[:max(0, len(entries)-keepLogs)] {
-		if err := os.RemoveAll(filepath.Join(logs, entry.Name())); err != nil {
-			return fmt.Errorf("remove an old log: %w", err)
+		dir := filepath.Join(logs, entry.Name())
+		unused, err := lockLogs(dir)
+		if errors.Is(err, unix.EWOULDBLOCK) || errors.Is(err, os.ErrNotExist) {
+			continue
+		}
+		if err == nil {
+			err = errors.Join(os.RemoveAll(dir), unused.Close())
+		}
+		if err != nil {
+			return err
 		}
 	}
 	return nil
+}
+
+// close lets go of the folder of logs.
+func (d *criuSession) close() {
+	if d.working != nil {
+		d.working.Close()
+	}
 }
 
 // do makes the request and serves criu's stages, until criu has ended.

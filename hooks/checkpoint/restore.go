@@ -39,6 +39,7 @@ func Restore(ctx context.Context, hook *hooks.Hook, dir string, options Options)
 	if err != nil {
 		return refused(err)
 	}
+	defer d.close()
 	response, err := d.do(ctx)
 	switch {
 	case err == nil || d.staged:

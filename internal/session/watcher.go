@@ -18,20 +18,21 @@ import (
 	"cucriu/internal/self"
 )
 
-// FindWatcher finds cucriu-hook in PATH, beside this program, or in /usr/libexec/cucriu, and returns
-// the command that runs the watcher.
+// FindWatcher finds cucriu-hook beside this program or in /usr/libexec/cucriu, and in PATH only where
+// neither has it, as for a program that embeds these packages. It returns the command that runs the
+// watcher.
 func FindWatcher() ([]string, error) {
 	self, err := os.Executable()
 	if err != nil {
 		return nil, err
 	}
-	const name = "cucriu-hook"
-	for _, path := range []string{name, filepath.Join(filepath.Dir(self), name), "/usr/libexec/cucriu/" + name} {
+	const name, installed = "cucriu-hook", "/usr/libexec/cucriu"
+	for _, path := range []string{filepath.Join(filepath.Dir(self), name), filepath.Join(installed, name), name} {
 		if found, err := exec.LookPath(path); err == nil {
 			return []string{found, "watch"}, nil
 		}
 	}
-	return nil, fmt.Errorf("%s, which watches over a job during its dump, is neither in PATH nor beside %s nor in /usr/libexec/cucriu", name, self)
+	return nil, fmt.Errorf("%s, which watches over a job during its dump, is neither beside %s nor in %s nor in PATH", name, self, installed)
 }
 
 // startPatience is how long a watcher may take to start.

@@ -296,11 +296,26 @@ func continueParents(init int) error {
 		if err != nil || its != namespace {
 			continue
 		}
-		if stopped, err := proc.Stopped(status.PPID); err == nil && stopped {
-			_ = unix.Kill(status.PPID, unix.SIGCONT)
-		}
+		continueParent(pid, status.PPID)
 	}
 	return nil
+}
+
+// continueParent continues the parent of a zombie if it is stopped, and still its parent once it is known
+// by a pidfd: the pid may be another process's by now.
+func continueParent(zombie, pid int) {
+	parent, err := proc.Open(pid)
+	if err != nil {
+		return // it has ended
+	}
+	defer parent.Close()
+	status, err := proc.ReadStatus(zombie)
+	if err != nil || !status.Ended || status.PPID != pid {
+		return
+	}
+	if stopped, err := proc.Stopped(pid); err == nil && stopped {
+		_ = parent.Signal(unix.SIGCONT)
+	}
 }
 
 // Close lets go of the sandbox, which stays.
