@@ -28,7 +28,8 @@ const (
 	ScheduledVersion = 4 // with the scheduling of threads
 	GatedVersion     = 5 // with a process that the library in it holds back
 	BasedVersion     = 6 // that is complete only together with an earlier image
-	latestVersion    = BasedVersion
+	SettingsVersion  = 7 // with what processes and sockets are given again
+	latestVersion    = SettingsVersion
 	maxManifestBytes = 64 << 20
 	maxProcesses     = 1 << 14
 	maxGPUs          = 1 << 8
@@ -51,6 +52,8 @@ type Manifest struct {
 	Parked []inject.Parked `json:"parked,omitempty"`
 	// Scheduling is what criu does not restore of the threads of any process.
 	Scheduling []proc.Scheduling `json:"scheduling,omitempty"`
+	// Settings is what criu does not restore of any process.
+	Settings []proc.Settings `json:"settings,omitempty"`
 	// Base is the directory of an earlier image, without which this one is not complete; empty if it is.
 	Base string `json:"base,omitempty"`
 }
@@ -173,6 +176,8 @@ func (m Manifest) Validate() error {
 		return fault.New(fmt.Sprintf("the manifest has version %d, but this cucriu reads versions 1 to %d", m.Version, latestVersion), "use the version of cucriu that made the image")
 	case len(m.Scheduling) > 0 && m.Version < ScheduledVersion:
 		return fmt.Errorf("damaged: it has thread scheduling data, but version %d", m.Version)
+	case len(m.Settings) > 0 && m.Version < SettingsVersion || len(m.Settings) > maxProcesses:
+		return fmt.Errorf("damaged: it has settings of %d processes, but version %d", len(m.Settings), m.Version)
 	case m.DriverVersion == "" && len(m.Processes) > 0:
 		return errors.New("damaged: no driver version")
 	case !isPrintable(m.DriverVersion):
@@ -183,6 +188,11 @@ func (m Manifest) Validate() error {
 		return fmt.Errorf("damaged: %d stopped processes", len(m.StoppedOthers))
 	case len(m.Processes) == 0 && len(m.Parked) == 0 || len(m.Processes) > maxProcesses:
 		return fmt.Errorf("damaged: %d processes", len(m.Processes))
+	}
+	for _, settings := range m.Settings {
+		if err := settings.Validate(); err != nil {
+			return fmt.Errorf("damaged: %w", err)
+		}
 	}
 	isParked := make(map[int]bool)
 	for _, parked := range m.Parked {

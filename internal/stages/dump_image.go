@@ -148,6 +148,12 @@ func (d *dump) describe() (image.Manifest, error) {
 	if m.Base != "" {
 		m.Version = image.BasedVersion
 	}
+	if m.Settings, err = settingsOf(d.Root); err != nil {
+		d.Log.Warn("the settings of the processes and their sockets could not be determined, and will not be restored", "error", err)
+	}
+	if len(m.Settings) > 0 {
+		m.Version = image.SettingsVersion
+	}
 	m.Parked, err = d.parkedForImage()
 	return m, err
 }

@@ -91,6 +91,7 @@ func (c *call) preResume(ctx context.Context) error {
 		// One that was dumped on the way to a stop, because it saw its child stop, goes there when it is continued.
 		s.Ancestors = slices.DeleteFunc(session.AncestorsOf(s.Members), func(id proc.Ident) bool { return !slices.Contains(s.Others, id) })
 		reschedule(s)
+		applySettings(s)
 		return s.Save()
 	})
 	if errors.Is(err, watch.ErrDecided) {
@@ -289,6 +290,52 @@ func reschedule(s *session.Session) {
 			if err := had[status.ImagePID()].Apply(tid); err != nil {
 				s.Env.Log.Warn("the scheduling of a thread was not restored", "pid", pid, "tid", tid, "name", status.Name, "error", err)
 			}
+		}
+	}
+}
+
+// settingsOf lists what criu does not restore of the processes of a tree.
+func settingsOf(root int) ([]proc.Settings, error) {
+	pids, err := proc.Tree(root)
+	if err != nil {
+		return nil, err
+	}
+	found := make([]*proc.Settings, len(pids))
+	err = engine.ParallelUpTo(runtime.NumCPU(), len(pids), func(i int) (err error) {
+		if found[i], err = proc.ReadSettings(pids[i]); errors.Is(err, proc.ErrGone) {
+			return nil
+		}
+		return err
+	})
+	var all []proc.Settings
+	for _, one := range found {
+		if one != nil {
+			all = append(all, *one)
+		}
+	}
+	return all, err
+}
+
+// applySettings gives the processes of a restored tree what criu does not restore. What cannot be had is only logged.
+func applySettings(s *session.Session) {
+	had := make(map[int]proc.Settings)
+	for _, settings := range s.Manifest.Settings {
+		had[settings.PID] = settings
+	}
+	if len(had) == 0 {
+		return
+	}
+	pids, err := proc.Tree(s.Root.PID)
+	if err != nil {
+		s.Env.Log.Warn("the settings of the processes were not restored", "error", err)
+	}
+	for _, pid := range pids {
+		status, err := proc.ReadStatus(pid)
+		if err != nil {
+			continue // it has ended
+		}
+		if err := had[status.ImagePID()].Apply(pid); err != nil {
+			s.Env.Log.Warn("settings of a process were not restored", "pid", pid, "name", status.Name, "error", err)
 		}
 	}
 }

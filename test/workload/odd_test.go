@@ -85,6 +85,7 @@ var odd = []struct{ kind, finding string }{
 	{"netlink-unbound", preflight.FindingUnsupportedFile},
 	{"netlink-unread", preflight.FindingUnsupportedFile},
 	{"shared-port", ""},
+	{"settings", ""},
 	{"watch-overlay", ""},
 	{"watch-nameless", preflight.FindingUnsupportedFile},
 	{"watch-file-system", preflight.FindingUnsupportedFile},

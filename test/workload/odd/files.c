@@ -8,6 +8,7 @@
 #include <linux/seccomp.h>
 #include <mqueue.h>
 #include <netinet/in.h>
+#include <netinet/tcp.h>
 #include <sched.h>
 #include <stdint.h>
 #include <sys/epoll.h>
@@ -347,6 +348,65 @@ static void shared_port(void)
 		wrong("port: %m");
 }
 
+/* What criu forgets of internet sockets: each is set to a value that is not the usual one. */
+static const struct option {
+	int family, type, level, name, value;
+} options[] = {
+	{AF_INET, SOCK_STREAM, IPPROTO_TCP, TCP_USER_TIMEOUT, 4711},
+	{AF_INET, SOCK_STREAM, IPPROTO_TCP, TCP_DEFER_ACCEPT, 3},
+	{AF_INET, SOCK_STREAM, IPPROTO_TCP, TCP_SYNCNT, 3},
+	{AF_INET, SOCK_STREAM, IPPROTO_IP, IP_TOS, 0x10},
+	{AF_INET6, SOCK_STREAM, IPPROTO_TCP, TCP_NOTSENT_LOWAT, 4096},
+	{AF_INET6, SOCK_STREAM, IPPROTO_IPV6, IPV6_TCLASS, 0x10},
+	{AF_INET, SOCK_DGRAM, IPPROTO_IP, IP_MULTICAST_TTL, 7},
+	{AF_INET, SOCK_DGRAM, IPPROTO_IP, IP_MULTICAST_LOOP, 0},
+	{AF_INET6, SOCK_DGRAM, IPPROTO_IPV6, IPV6_MULTICAST_HOPS, 7},
+	{AF_INET6, SOCK_DGRAM, IPPROTO_IPV6, IPV6_MULTICAST_LOOP, 0},
+};
+enum { noptions = sizeof options / sizeof *options };
+static int with_option[noptions + 1], was[noptions];
+static const char filter[] = "00000013";
+
+static int value_of(int i)
+{
+	int value = 0;
+	socklen_t size = sizeof value;
+
+	must(getsockopt(with_option[i], options[i].level, options[i].name, &value, &size));
+	return value;
+}
+
+static void settings(void)
+{
+	FILE *out = fopen("/proc/self/coredump_filter", "w");
+
+	if (!out || fputs("0x13", out) < 0 || fclose(out) != 0)
+		wrong("coredump_filter: %m");
+	for (int i = 0; i < noptions; i++) {
+		with_option[i] = must(socket(options[i].family, options[i].type, 0));
+		must(setsockopt(with_option[i], options[i].level, options[i].name, &options[i].value, sizeof(int)));
+		was[i] = value_of(i);
+	}
+	with_option[noptions] = must(socket(AF_INET, SOCK_STREAM, 0));
+	try(setsockopt(with_option[noptions], IPPROTO_TCP, TCP_CONGESTION, "reno", 4));
+}
+
+static void look_at_settings(void)
+{
+	char text[20] = "";
+	FILE *in = fopen("/proc/self/coredump_filter", "r");
+
+	if (!in || !fgets(text, sizeof text, in) || strncmp(text, filter, 8) != 0)
+		wrong("the coredump filter is %s", text);
+	fclose(in);
+	for (int i = 0; i < noptions; i++)
+		if (value_of(i) != was[i])
+			wrong("option %d of level %d is %d instead of %d", options[i].name, options[i].level, value_of(i), was[i]);
+	must(getsockopt(with_option[noptions], IPPROTO_TCP, TCP_CONGESTION, text, &(socklen_t){sizeof text}));
+	if (strcmp(text, "reno") != 0)
+		wrong("the congestion control is %s", text);
+}
+
 static int watcher;
 
 static void watch_name(const char *name)
@@ -456,6 +516,7 @@ const struct kind of_files[] = {
 	{"netlink-unbound", netlink_unbound, NULL},
 	{"netlink-unread", netlink_unread, NULL},
 	{"shared-port", shared_port, NULL},
+	{"settings", settings, look_at_settings},
 	{"watch-overlay", watch_overlay, look_at_overlay},
 	{"watch-nameless", watch_nameless, NULL},
 	{"watch-file-system", watch_file_system, NULL},

@@ -1,0 +1,203 @@
+package proc
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"os"
+	"slices"
+	"strconv"
+	"strings"
+	"unsafe"
+
+	"golang.org/x/sys/unix"
+)
+
+// Settings is what a process was given that criu does not restore, and that can be set from outside.
+type Settings struct {
+	PID            int             `json:"pid"`                       // in its innermost pid namespace
+	CoredumpFilter string          `json:"coredump_filter,omitempty"` // as /proc has it
+	Sockets        []SocketSetting `json:"sockets,omitempty"`
+}
+
+// SocketSetting is an option of a socket with another value than a new socket has.
+type SocketSetting struct {
+	FD     int    `json:"fd"`
+	Option string `json:"option"` // its name in the table below
+	Value  []byte `json:"value"`
+}
+
+// lostOptions are options of internet sockets that criu neither reads nor sets. To read or set one has no
+// other effect.
+var lostOptions = map[string]struct{ level, option int }{
+	"SO_TIMESTAMP":        {unix.SOL_SOCKET, unix.SO_TIMESTAMP},
+	"SO_TIMESTAMPNS":      {unix.SOL_SOCKET, unix.SO_TIMESTAMPNS},
+	"SO_RXQ_OVFL":         {unix.SOL_SOCKET, unix.SO_RXQ_OVFL},
+	"SO_MAX_PACING_RATE":  {unix.SOL_SOCKET, unix.SO_MAX_PACING_RATE},
+	"SO_ZEROCOPY":         {unix.SOL_SOCKET, unix.SO_ZEROCOPY},
+	"IP_TOS":              {unix.IPPROTO_IP, unix.IP_TOS},
+	"IP_TTL":              {unix.IPPROTO_IP, unix.IP_TTL},
+	"IP_MTU_DISCOVER":     {unix.IPPROTO_IP, unix.IP_MTU_DISCOVER},
+	"IP_RECVERR":          {unix.IPPROTO_IP, unix.IP_RECVERR},
+	"IP_RECVTTL":          {unix.IPPROTO_IP, unix.IP_RECVTTL},
+	"IP_RECVTOS":          {unix.IPPROTO_IP, unix.IP_RECVTOS},
+	"IP_MULTICAST_TTL":    {unix.IPPROTO_IP, unix.IP_MULTICAST_TTL},
+	"IP_MULTICAST_LOOP":   {unix.IPPROTO_IP, unix.IP_MULTICAST_LOOP},
+	"IPV6_UNICAST_HOPS":   {unix.IPPROTO_IPV6, unix.IPV6_UNICAST_HOPS},
+	"IPV6_MULTICAST_HOPS": {unix.IPPROTO_IPV6, unix.IPV6_MULTICAST_HOPS},
+	"IPV6_MULTICAST_LOOP": {unix.IPPROTO_IPV6, unix.IPV6_MULTICAST_LOOP},
+	"IPV6_MTU_DISCOVER":   {unix.IPPROTO_IPV6, unix.IPV6_MTU_DISCOVER},
+	"IPV6_RECVERR":        {unix.IPPROTO_IPV6, unix.IPV6_RECVERR},
+	"IPV6_TCLASS":         {unix.IPPROTO_IPV6, unix.IPV6_TCLASS},
+	"TCP_SYNCNT":          {unix.IPPROTO_TCP, unix.TCP_SYNCNT},
+	"TCP_LINGER2":         {unix.IPPROTO_TCP, unix.TCP_LINGER2},
+	"TCP_DEFER_ACCEPT":    {unix.IPPROTO_TCP, unix.TCP_DEFER_ACCEPT},
+	"TCP_CONGESTION":      {unix.IPPROTO_TCP, unix.TCP_CONGESTION},
+	"TCP_USER_TIMEOUT":    {unix.IPPROTO_TCP, unix.TCP_USER_TIMEOUT},
+	"TCP_FASTOPEN":        {unix.IPPROTO_TCP, unix.TCP_FASTOPEN},
+	"TCP_NOTSENT_LOWAT":   {unix.IPPROTO_TCP, unix.TCP_NOTSENT_LOWAT},
+}
+
+// The most that an image may ask for.
+const (
+	maxSettings    = 1 << 16 // of one process
+	maxOptionBytes = 64
+)
+
+// Validate refuses what no dump can have written.
+func (s Settings) Validate() error {
+	if s.PID <= 0 || len(s.Sockets) > maxSettings {
+		return fmt.Errorf("invalid settings of process %d", s.PID)
+	}
+	if _, err := strconv.ParseUint(s.CoredumpFilter, 16, 32); err != nil && s.CoredumpFilter != "" {
+		return fmt.Errorf("invalid coredump filter %q of process %d", s.CoredumpFilter, s.PID)
+	}
+	for _, socket := range s.Sockets {
+		_, known := lostOptions[socket.Option]
+		if size := len(socket.Value); !known || socket.FD < 0 || size == 0 || size > maxOptionBytes {
+			return fmt.Errorf("invalid option %q of descriptor %d of process %d", socket.Option, socket.FD, s.PID)
+		}
+	}
+	return nil
+}
+
+func coredumpFile(pid int) string { return fmt.Sprintf("/proc/%d/coredump_filter", pid) }
+
+func coredumpFilter(pid int) string {
+	text, _ := os.ReadFile(coredumpFile(pid))
+	return strings.TrimSpace(string(text))
+}
+
+// ReadSettings reads what a process has been given; nil if that is nothing. What it cannot read it
+// leaves out.
+func ReadSettings(pid int) (*Settings, error) {
+	status, err := ReadStatus(pid)
+	if err != nil {
+		return nil, err
+	}
+	s := &Settings{PID: status.ImagePID()}
+	if filter := coredumpFilter(pid); filter != coredumpFilter(os.Getpid()) { // which every process has from its parent
+		s.CoredumpFilter = filter
+	}
+	err = eachSocket(pid, func(fd, shared int, fresh func() int) {
+		for name, o := range lostOptions {
+			value, err := getOption(shared, o.level, o.option)
+			if err != nil {
+				continue
+			}
+			if usual, err := getOption(fresh(), o.level, o.option); err == nil && !bytes.Equal(value, usual) {
+				s.Sockets = append(s.Sockets, SocketSetting{fd, name, value})
+			}
+		}
+	})
+	if err != nil || s.CoredumpFilter == "" && len(s.Sockets) == 0 || len(s.Sockets) > maxSettings {
+		return nil, err
+	}
+	slices.SortFunc(s.Sockets, func(a, b SocketSetting) int { return strings.Compare(a.key(), b.key()) })
+	return s, nil
+}
+
+func (s SocketSetting) key() string { return fmt.Sprintf("%09d %s", s.FD, s.Option) }
+
+// Apply gives a process what it had. The error names what it could not be given.
+func (s Settings) Apply(pid int) error {
+	var errs []error
+	if s.CoredumpFilter != "" {
+		if err := os.WriteFile(coredumpFile(pid), []byte("0x"+s.CoredumpFilter), 0); err != nil {
+			errs = append(errs, fmt.Errorf("its coredump filter could not be set: %w", err))
+		}
+	}
+	if len(s.Sockets) == 0 {
+		return errors.Join(errs...)
+	}
+	err := eachSocket(pid, func(fd, shared int, _ func() int) {
+		for _, socket := range s.Sockets {
+			o, known := lostOptions[socket.Option]
+			if socket.FD != fd || !known {
+				continue
+			}
+			if err := unix.SetsockoptString(shared, o.level, o.option, string(socket.Value)); err != nil {
+				errs = append(errs, fmt.Errorf("%s of its socket (descriptor %d) could not be set: %w", socket.Option, fd, err))
+			}
+		}
+	})
+	return errors.Join(append(errs, err)...)
+}
+
+// eachSocket does something with a duplicate of each internet socket of a process, once. fresh makes a new one of
+// the same kind.
+func eachSocket(pid int, do func(fd, shared int, fresh func() int)) error {
+	open, err := Descriptors(pid)
+	if err != nil {
+		return err
+	}
+	process, err := Open(pid)
+	if err != nil {
+		return err
+	}
+	defer process.Close()
+	usual := make(map[[3]int]int)
+	defer func() {
+		for _, fd := range usual {
+			unix.Close(fd)
+		}
+	}()
+	for fd, link := range open {
+		if !strings.HasPrefix(link, "socket:") {
+			continue
+		}
+		shared, err := process.DuplicateDescriptor(fd)
+		if err != nil {
+			continue // it was closed, or may not be shared: then criu cannot dump it either
+		}
+		var kind [3]int
+		for i, option := range []int{unix.SO_DOMAIN, unix.SO_TYPE, unix.SO_PROTOCOL} {
+			kind[i], _ = unix.GetsockoptInt(shared, unix.SOL_SOCKET, option)
+		}
+		if kind[0] == unix.AF_INET || kind[0] == unix.AF_INET6 {
+			do(fd, shared, func() int {
+				if _, known := usual[kind]; !known {
+					made, err := unix.Socket(kind[0], kind[1]|unix.SOCK_CLOEXEC, kind[2])
+					if err != nil {
+						return -1
+					}
+					usual[kind] = made
+				}
+				return usual[kind]
+			})
+		}
+		unix.Close(shared)
+	}
+	return nil
+}
+
+func getOption(fd, level, option int) ([]byte, error) {
+	value := make([]byte, maxOptionBytes)
+	size := uint32(len(value))
+	_, _, errno := unix.Syscall6(unix.SYS_GETSOCKOPT, uintptr(fd), uintptr(level), uintptr(option),
+		uintptr(unsafe.Pointer(&value[0])), uintptr(unsafe.Pointer(&size)), 0)
+	if errno != 0 {
+		return nil, errno
+	}
+	return value[:min(int(size), len(value))], nil
+}

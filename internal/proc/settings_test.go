@@ -1,0 +1,51 @@
+package proc
+
+import (
+	"os"
+	"testing"
+
+	"golang.org/x/sys/unix"
+)
+
+// TestSettingsAreReadAndGivenAgain to a socket that has lost them.
+func TestSettingsAreReadAndGivenAgain(t *testing.T) {
+	fd, err := unix.Socket(unix.AF_INET, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer unix.Close(fd)
+	set := func(value int) {
+		if err := unix.SetsockoptInt(fd, unix.IPPROTO_TCP, unix.TCP_USER_TIMEOUT, value); err != nil {
+			t.Fatal(err)
+		}
+	}
+	set(4711)
+	settings, err := ReadSettings(os.Getpid())
+	if err != nil || settings == nil {
+		t.Fatalf("settings %v: %v", settings, err)
+	}
+	if err := settings.Validate(); err != nil {
+		t.Error(err)
+	}
+	set(0)
+	if err := settings.Apply(os.Getpid()); err != nil {
+		t.Error(err)
+	}
+	if value, err := unix.GetsockoptInt(fd, unix.IPPROTO_TCP, unix.TCP_USER_TIMEOUT); err != nil || value != 4711 {
+		t.Errorf("the timeout is %d: %v", value, err)
+	}
+}
+
+func TestSettingsThatNoDumpHasWrittenAreRefused(t *testing.T) {
+	for name, s := range map[string]Settings{
+		"no pid":         {},
+		"filter":         {PID: 1, CoredumpFilter: "; reboot"},
+		"unknown option": {PID: 1, Sockets: []SocketSetting{{FD: 3, Option: "SO_MARK", Value: []byte{1}}}},
+		"descriptor":     {PID: 1, Sockets: []SocketSetting{{FD: -1, Option: "IP_TTL", Value: []byte{1}}}},
+		"long value":     {PID: 1, Sockets: []SocketSetting{{FD: 3, Option: "IP_TTL", Value: make([]byte, maxOptionBytes+1)}}},
+	} {
+		if s.Validate() == nil {
+			t.Errorf("%s is accepted", name)
+		}
+	}
+}
