@@ -53,10 +53,10 @@ build: need-go guest ## bin/cucriu, bin/cucriu-hook and bin/cuda-checkpoint, and
 	$(GOBUILD) -tags failpoint -o build/test/ ./cmd/cucriu ./cmd/cucriu-hook ./test/gocriu ./test/bench ./test/bench/serial-hook
 	cd test/embed && $(GOBUILD) -tags failpoint -o ../../build/test/embed .
 
-# Without a C compiler the programs have no library for jobs.
+# Without a C compiler the programs have no library and no first process for jobs.
 .PHONY: guest
 guest: need-go
-	if [[ -n "$$(type -P gcc)" ]]; then $(MAKE) -C internal/guest/lib; fi
+	if [[ -n "$$(type -P gcc)" ]]; then $(MAKE) -C internal/guest/lib && $(MAKE) -C internal/first/lib; fi
 
 .PHONY: sim
 sim: need-gcc ## the simulated driver, build/cudasim
@@ -194,7 +194,7 @@ test-gpu: gpu-bundle ## run the bundle here, on this machine's GPUs
 
 .PHONY: clean
 clean: ## remove build outputs
-	rm -rf bin build internal/guest/built/*.so
+	rm -rf bin build internal/guest/built/*.so internal/first/built/first-*
 
 .PHONY: distclean
 distclean: clean ## and what was provided in .tools

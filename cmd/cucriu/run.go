@@ -205,6 +205,7 @@ func addLongFlags(cmd *cobra.Command, o *jobs.Options) (check func(args []string
 	sizeFlag(cmd, &o.FilesLimit, "files-limit", "how much content of files that the job has open for writing may be saved in a checkpoint, such as 512M")
 	flags.Lookup("files-limit").DefValue = "1G"
 	flags.BoolVar(&o.VerifyUnchanged, "verify-unchanged", false, "also copy GPU memory that counts as unchanged since the last checkpoint, and make no checkpoint if it has changed")
+	flags.BoolVar(&o.WaitAll, "wait-all", false, "when the command has ended, wait for the other processes of the job instead of ending them")
 	flags.BoolVar(&o.PrivateTmp, "private-tmp", false, "give the job a /tmp of its own, in memory, which is saved in its checkpoints")
 	flags.StringArrayVar(&o.NotSaved, "not-saved", nil, "leave this file of the job as it is when the job is resumed from a checkpoint; may be repeated")
 	flags.DurationVar(&o.Every, "every", 30*time.Minute, "time between checkpoints; 0 disables scheduled checkpoints")
@@ -287,8 +288,8 @@ func addLongFlags(cmd *cobra.Command, o *jobs.Options) (check func(args []string
 			return errors.New("--adopt: a pid is a positive number")
 		case o.Adopt != 0 && len(args) > 0:
 			return errors.New("--adopt: the job is already running, so leave out the command")
-		case o.Adopt != 0 && (tty || o.User != "" || o.PrivateTmp || cmd.Flags().Changed("guest") || len(o.Settings)+len(o.NoSettings) > 0):
-			return errors.New("--adopt: --tty, --user, --private-tmp, --guest, --setting and --no-setting apply only to a job that cucriu run starts")
+		case o.Adopt != 0 && (tty || o.User != "" || o.PrivateTmp || o.WaitAll || cmd.Flags().Changed("guest") || len(o.Settings)+len(o.NoSettings) > 0):
+			return errors.New("--adopt: --tty, --user, --private-tmp, --wait-all, --guest, --setting and --no-setting apply only to a job that cucriu run starts")
 		case o.Every < 0 || o.Grace < 0 || o.MaxPause < 0:
 			return errors.New("duration must not be negative")
 		case o.Every > 0 && o.Every < time.Second:

@@ -74,6 +74,24 @@ func OnFullDisk(err error, path string, data []byte) error {
 // IsFull reports whether an error says that a disk, or a quota, is full.
 func IsFull(err error) bool { return errors.Is(err, unix.ENOSPC) || errors.Is(err, unix.EDQUOT) }
 
+// WriteNew writes a file that is to stay as it is, unless it is there.
+func WriteNew(path string, data []byte, mode os.FileMode) error {
+	if _, err := os.Lstat(path); err == nil {
+		return nil
+	}
+	dir := filepath.Dir(path)
+	if err := renameio.WriteFile(path, data, mode, renameio.WithTempDir(dir), renameio.IgnoreUmask()); err != nil {
+		return err
+	}
+	return Sync(dir)
+}
+
+// IsNoexec reports whether no program can be executed from a directory.
+func IsNoexec(dir string) bool {
+	var fs unix.Statfs_t
+	return unix.Statfs(dir, &fs) == nil && fs.Flags&unix.ST_NOEXEC != 0
+}
+
 // Sync waits until a file, or the names in a directory, are on disk.
 func Sync(path string) error {
 	f, err := os.Open(path)

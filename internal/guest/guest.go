@@ -12,9 +12,6 @@ import (
 	"runtime"
 	"strings"
 
-	"github.com/google/renameio/v2"
-	"golang.org/x/sys/unix"
-
 	"cucriu/internal/durable"
 )
 
@@ -45,17 +42,12 @@ func Unfit(dir, driverVersion string, otherUser bool) error {
 		return fmt.Errorf("it was not tried with the driver %s", driverVersion)
 	case otherUser && !isPublic(dir):
 		return fmt.Errorf("the job's user cannot read %s", dir)
-	case mountedNoexec(dir):
+	case durable.IsNoexec(dir):
 		return fmt.Errorf("%s is on a file system that is mounted with noexec", dir)
 	case strings.ContainsAny(dir, " :$"):
 		return fmt.Errorf("the dynamic loader takes no path such as %s", dir)
 	}
 	return nil
-}
-
-func mountedNoexec(dir string) bool {
-	var fs unix.Statfs_t
-	return unix.Statfs(dir, &fs) == nil && fs.Flags&unix.ST_NOEXEC != 0
 }
 
 // isPublic reports whether everybody can open files in a directory that they know the names of.
@@ -82,18 +74,11 @@ func library() ([]byte, error) {
 
 // Place puts the library into the directory of a job that is started.
 func Place(dir string) error {
-	path := filepath.Join(dir, File)
-	if _, err := os.Lstat(path); err == nil {
-		return nil
-	}
 	data, err := library()
 	if err != nil {
 		return err
 	}
-	if err := renameio.WriteFile(path, data, Mode, renameio.WithTempDir(dir), renameio.IgnoreUmask()); err != nil {
-		return err
-	}
-	return durable.Sync(dir)
+	return durable.WriteNew(filepath.Join(dir, File), data, Mode)
 }
 
 // Preload has the programs of an environment load the library of a job. Those that were built with AddressSanitizer would not

@@ -6,12 +6,14 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"sync"
 	"time"
 
 	"golang.org/x/sys/unix"
 
 	"cucriu/internal/jobs/life"
 	"cucriu/internal/jobs/store"
+	"cucriu/internal/proc"
 )
 
 // do executes an action.
@@ -50,8 +52,10 @@ func (s *supervisor) do(ctx context.Context, a life.Action) {
 			_ = s.sandbox.Kill() // the end of the supervisor tries it again
 		}
 	case life.KillRest:
-		_, _ = s.awaitExit()
-		_ = s.sandbox.Kill()
+		if s.rootEnds() { // else the tree stays whole, and what is under way comes to its end
+			_, _ = s.awaitExit()
+			_ = s.sandbox.Kill()
+		}
 	case life.Schedule:
 		s.timers.schedule(s.Every > 0, s.checkpointer.untilNext(nil))
 		s.status.runs(s.life.Paused, s.timers.next)
@@ -101,18 +105,28 @@ func (s *supervisor) attend(ctx context.Context) {
 	}
 	s.checkpointer.housekeeping, s.checkpointer.endHousekeeping = context.WithCancel(ctx)
 	ended := make(chan struct{})
-	if s.ended = ended; s.root == nil {
+	if s.isExiting() {
 		close(ended)
 	} else {
-		root := s.root
-		go func() {
-			defer close(ended)
-			for root.WaitExit(ctx) != nil && ctx.Err() == nil && root.Alive() { // the system could not wait
-				_ = wait(ctx, time.Second)
-			}
-		}()
+		var once sync.Once
+		for _, p := range []*proc.Process{s.leader(), s.root} { // without its root, the job is no tree any more
+			go func() {
+				awaitEnd(ctx, p)
+				once.Do(func() { close(ended) })
+			}()
+		}
+	}
+	s.ended = ended
+	if s.waitAll {
+		go s.tellOthers(ctx, s.root, s.command)
 	}
 	s.timers.look.Reset(lookAfter)
+}
+
+func awaitEnd(ctx context.Context, p *proc.Process) {
+	for p.WaitExit(ctx) != nil && ctx.Err() == nil && p.Alive() { // the system could not wait
+		_ = wait(ctx, time.Second)
+	}
 }
 
 // detach ends what attend began, and what a leaving job does not wait for.
@@ -226,7 +240,10 @@ func (s *supervisor) actor(ctx context.Context, a life.Action) func(e *event) er
 		s.ended = nil
 		return func(*event) error { s.detach(); return s.leave() }
 	case life.ReadExit:
-		return s.readExit
+		return func(e *event) error {
+			s.endOthers(ctx)
+			return s.readExit(e)
+		}
 	case life.Listen:
 		return func(*event) error { return wait(ctx, togetherPatience) }
 	}

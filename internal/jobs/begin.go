@@ -12,6 +12,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"cucriu/internal/first"
 	"cucriu/internal/guest"
 	"cucriu/internal/jobs/inside"
 	"cucriu/internal/jobs/job"
@@ -124,7 +125,12 @@ func (s *starter) attach(ctx context.Context) (bool, error) {
 	if err != nil && p.Alive() {
 		return false, fmt.Errorf("the job is running, but a dump or restore that the previous supervisor left unfinished could not be completed; try again: %w", err)
 	}
-	s.root, err = p.OpenRoot()
+	if err = s.openRoot(); err == nil && s.isExiting() && p.Running { // the command has ended: so does the job
+		s.endOthers(ctx)
+	}
+	if err == nil && s.isExiting() {
+		err = proc.ErrGone
+	}
 	switch {
 	case err == nil && !p.Running: // it was being restored
 		return false, s.endSandbox()
@@ -200,6 +206,13 @@ func (s *starter) start(ctx context.Context) error {
 		return errors.New("the job reads a file that was the standard input of an earlier version of cucriu run (--stdin), which this version does not support: start it anew in another --dir")
 	}
 	start := &sandbox.Start{Args: s.record.Command, Env: env, Dir: s.record.WorkDir, Output: s.outputPath()}
+	if err := first.Unfit(s.Dir); err != nil {
+		s.say(fmt.Sprintf("the job has no first process of cucriu's: %v; a process whose parent ends cannot be part of its checkpoints, which are refused then", err))
+	} else if err := first.Place(s.Dir); err != nil {
+		return fmt.Errorf("first process of the job: %w", err)
+	} else {
+		start.First = filepath.Join(s.Dir, first.File)
+	}
 	if s.user != nil {
 		start.Env, start.User = s.user.Environment(env), &s.user.Credential
 	}

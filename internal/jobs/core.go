@@ -37,7 +37,7 @@ type core struct {
 
 func newCore(hook *hooks.Hook, o Options) *core {
 	r := &reporter{dir: o.Dir, messages: o.Messages}
-	return &core{Options: o, reporter: r, instance: &instance{reporter: r, criu: o.Criu}, hook: hook}
+	return &core{Options: o, reporter: r, instance: &instance{reporter: r, criu: o.Criu, waitAll: o.WaitAll}, hook: hook}
 }
 
 func (s *core) outputPath() string { return filepath.Join(s.Dir, "output.log") }

@@ -22,33 +22,50 @@ type instance struct {
 	*reporter
 	criu    string
 	sandbox *sandbox.Sandbox // nil if there is none
-	root    *proc.Process    // the job's root process; nil if it has ended
+	root    *proc.Process    // the job's root process, of which a dump is made; nil if it has ended
+	command *proc.Process    // the command's, which gets the signals; nil if that has ended
+	waitAll bool             // the job ends with its last process, and not with its command
 	runsOn  bool             // the job, if we end now
 }
 
-// openRoot opens the job's root process. It is no error if that has ended.
+// openRoot opens the job's root process, and that of its command. It is no error if they have ended.
 func (in *instance) openRoot() (err error) {
-	in.root, err = in.sandbox.OpenRoot()
+	if in.root, err = in.sandbox.OpenRoot(); err == nil {
+		in.command, err = in.sandbox.OpenCommand(in.root)
+	}
 	if errors.Is(err, proc.ErrGone) {
 		return nil
 	}
 	return err
 }
 
+// leader is the process with whose end the job ends; nil if it has ended.
+func (in *instance) leader() *proc.Process {
+	if in.waitAll {
+		return in.root
+	}
+	return in.command
+}
+
 // close closes what is held of the job, and notes whether the job keeps running.
 func (in *instance) close() {
-	if in.root != nil {
-		in.root.Close()
+	for _, p := range []*proc.Process{in.root, in.command} {
+		if p != nil {
+			p.Close()
+		}
 	}
 	if in.sandbox != nil {
 		in.runsOn = in.sandbox.Alive()
 		in.sandbox.Close()
 	}
-	in.sandbox, in.root = nil, nil
+	in.sandbox, in.root, in.command = nil, nil, nil
 }
 
-// isExiting reports whether the job's root process has ended or is about to.
-func (in *instance) isExiting() bool { return in.root == nil || in.root.Exiting() }
+// isExiting reports whether the job has ended or is about to.
+func (in *instance) isExiting() bool {
+	leader := in.leader()
+	return leader == nil || leader.Exiting() || in.root.Exiting()
+}
 
 // setLeaving records whether the job is to leave this host: how it ends then is no fault of it.
 func (in *instance) setLeaving(is bool) {
@@ -90,6 +107,7 @@ func (in *instance) ask(ctx context.Context, r inside.Request) (a inside.Answer,
 	}
 	root := in.root
 	defer in.tellIfSlow(r.Op.What(), r.Expected, func() string { return inSandbox(cmd.Process.Pid, root) })()
+	r.Own = !in.sandbox.IsAdopted()
 	err = json.NewEncoder(to).Encode(r)
 	if err == nil {
 		err = json.NewDecoder(from).Decode(&a)
@@ -156,18 +174,23 @@ func (in *instance) pass(sig unix.Signal, paused bool) {
 	case sig == unix.SIGWINCH && in.console != nil:
 		in.console.resize()
 	case in.root == nil, sig == unix.SIGHUP, paused && sig == unix.SIGCONT:
+	case in.command == nil:
+		for _, p := range in.others() {
+			_ = p.Signal(sig)
+			p.Close()
+		}
 	case job.IsForGroup(sig) && in.leadsGroup():
-		_ = unix.Kill(-in.root.PID, sig) // it may have ended
+		_ = unix.Kill(-in.command.PID, sig) // it may have ended
 	case job.IsForGroup(sig), job.IsForFirst(sig):
-		_ = in.root.Signal(sig)
+		_ = in.command.Signal(sig)
 	}
 }
 
-// leadsGroup reports whether the job's root process leads a process group: one that was adopted
-// may be in that of somebody else.
+// leadsGroup reports whether the job's command leads a process group: one that was adopted may be in
+// that of somebody else.
 func (in *instance) leadsGroup() bool {
-	group, err := unix.Getpgid(in.root.PID)
-	return err == nil && group == in.root.PID
+	group, err := unix.Getpgid(in.command.PID)
+	return err == nil && group == in.command.PID
 }
 
 // stopSelf stops this program, and not the job.

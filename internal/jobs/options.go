@@ -39,6 +39,8 @@ type Options struct {
 	Compress pages.Codec
 	// VerifyUnchanged copies GPU memory that counts as unchanged all the same, and fails if it has changed.
 	VerifyUnchanged bool
+	// WaitAll ends the job with its last process, and not with its command.
+	WaitAll bool
 	// Takeover takes the job away from a host that has not given it back.
 	Takeover bool
 

@@ -16,6 +16,7 @@ import (
 
 	"cucriu/internal/durable"
 	"cucriu/internal/fault"
+	"cucriu/internal/first"
 	"cucriu/internal/guest"
 	"cucriu/internal/jobs/job"
 	"cucriu/internal/jobs/sandbox"
@@ -249,7 +250,7 @@ func DescribeAs(path string) (Description, error) {
 // TravelFiles are the files that a job takes along when it moves to another host, beside its
 // checkpoints. The first is its record; the others may be missing.
 func TravelFiles() []string {
-	return []string{recordName, "output.log", eventsName, flagsName, guest.File}
+	return []string{recordName, "output.log", eventsName, flagsName, first.File, guest.File}
 }
 
 // SupervisorLog is where a supervisor writes that was started for a job that has arrived, in the

@@ -17,6 +17,7 @@ import (
 
 	"cucriu/hooks/preflight"
 	"cucriu/internal/criuimage"
+	"cucriu/internal/first"
 	"cucriu/internal/guest"
 	"cucriu/internal/jobs/files"
 	"cucriu/internal/jobs/inside"
@@ -107,19 +108,24 @@ func (s *starter) resumeTwice(ctx context.Context, c store.Checkpoint) error {
 	return s.resume(ctx, c)
 }
 
-// replaceLibrary puts the library that a checkpoint needs back if somebody has removed it. criu checks that it is the same
-// one.
-func (s *starter) replaceLibrary(c store.Checkpoint) error {
-	path := filepath.Join(s.Dir, guest.File)
-	if _, err := os.Lstat(path); !errors.Is(err, fs.ErrNotExist) {
-		return nil
+// replaceOurs puts the files of ours that a checkpoint needs back if somebody has removed them. criu checks that they are
+// the same ones.
+func (s *starter) replaceOurs(c store.Checkpoint) error {
+	for name, place := range map[string]func(dir string) error{first.File: first.Place, guest.File: guest.Place} {
+		path := filepath.Join(s.Dir, name)
+		if _, err := os.Lstat(path); !errors.Is(err, fs.ErrNotExist) {
+			continue
+		}
+		needed, _ := criuimage.Files(c.Dir) // the restore says what is wrong with it
+		if !slices.ContainsFunc(needed, func(f criuimage.File) bool { return f.Path == path }) {
+			continue
+		}
+		s.say(fmt.Sprintf("%s, which the job has loaded, is missing: it is put back", path))
+		if err := place(s.Dir); err != nil {
+			return err
+		}
 	}
-	needed, _ := criuimage.Files(c.Dir) // the restore says what is wrong with it
-	if !slices.ContainsFunc(needed, func(f criuimage.File) bool { return f.Path == path }) {
-		return nil
-	}
-	s.say(fmt.Sprintf("%s, which the job has loaded, is missing: it is put back", path))
-	return guest.Place(s.Dir)
+	return nil
 }
 
 // inTurn returns the checkpoints in the order in which they are tried: the newest first, and last
@@ -146,7 +152,7 @@ func (s *starter) resume(ctx context.Context, c store.Checkpoint) error {
 	if err := s.checkNames(c.Dir); err != nil {
 		return err
 	}
-	if err := s.replaceLibrary(c); err != nil {
+	if err := s.replaceOurs(c); err != nil {
 		return preflight.AsRefusal(err)
 	}
 	if s.user != nil {

@@ -13,6 +13,7 @@ import (
 	"cucriu/hooks"
 	"cucriu/hooks/preflight"
 	"cucriu/internal/durable"
+	"cucriu/internal/first"
 	"cucriu/internal/guest"
 	"cucriu/internal/inspect"
 	"cucriu/internal/jobs"
@@ -437,8 +438,8 @@ func (d *jobArrival) takeOther(f jobFile) error {
 			return errors.New("the record that was sent belongs to another job")
 		}
 	}
-	if f.Name == guest.File {
-		if err := os.Chmod(from, guest.Mode); err != nil { // criu compares it
+	if mode, is := map[string]os.FileMode{first.File: first.Mode, guest.File: guest.Mode}[f.Name]; is {
+		if err := os.Chmod(from, mode); err != nil { // criu compares it
 			return err
 		}
 	}

@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"cucriu/hooks"
+	"cucriu/internal/first"
 	"cucriu/internal/guest"
 	"cucriu/internal/jobs"
 	"cucriu/internal/jobs/life"
@@ -294,7 +295,7 @@ func (s *jobSource) collect(last bool) (m jobManifest, paths []string, err error
 		}
 		m.Checkpoints = append(m.Checkpoints, c)
 	}
-	others := []string{guest.File} // the checkpoints need it
+	others := []string{first.File, guest.File} // the checkpoints need them
 	if last {
 		m.Newest, others = newest.Name, jobs.TravelFiles()
 	}

@@ -65,19 +65,27 @@ func Serve(ctx context.Context, hook *hooks.Hook, criu string, in io.Reader, out
 		return fmt.Errorf("wait for an earlier request: %w", err)
 	}
 	var a Answer
+	if r.Own && (r.Op == Dump || r.Op == Check || r.Op == Pause) {
+		err = preflight.AsRefusal(refuseOutside(r.Root))
+	}
 	switch r.Op {
 	case Dump:
-		a, err = dump(ctx, hook, criu, r)
+		if err == nil {
+			a, err = dump(ctx, hook, criu, r)
+		}
 	case Restore:
 		a, err = restore(ctx, hook, criu, r)
 	case Check:
 		var findings preflight.Findings
+		outside := err
 		findings, err = checkpoint.CheckDump(ctx, hook, r.Root, "", criu)
-		err = errors.Join(err, hook.Judge(findings).Err(), files.Foresee(ctx, r.Root, r.Files))
+		err = errors.Join(outside, err, hook.Judge(findings).Err(), files.Foresee(ctx, r.Root, r.Files))
 	case Recover:
 		err = recoverJob(ctx, hook)
 	case Pause:
-		err = pause(ctx, hook, r.Root)
+		if err == nil {
+			err = pause(ctx, hook, r.Root)
+		}
 	case Unpause:
 		err = unpause(ctx, hook)
 	default:

@@ -44,6 +44,8 @@ type Request struct {
 	Op     Op     `json:"op"`
 	Images string `json:"images,omitempty"`
 	Root   int    `json:"root,omitempty"`
+	// Own says that the pid namespace is the job's own, and not that of a job that was adopted.
+	Own bool `json:"own,omitempty"`
 	// Sandbox is the folder of the sandbox's records.
 	Sandbox string `json:"sandbox,omitempty"`
 	// NoTerminal is for a job that was adopted and has no terminal open.

@@ -11,6 +11,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"cucriu/internal/first"
 	"cucriu/internal/proc"
 )
 
@@ -34,8 +35,8 @@ func (e *NotStartedError) Unwrap() error { return e.Err }
 
 // Job is a command that runs as our child.
 type Job struct {
-	// PID is what a dump of the job is given. The job leads a session and a process group
-	// with this number.
+	// PID is what a dump of the job is given. The command leads a session and a process group, with this
+	// number unless it has a first process of ours.
 	PID int
 	cmd *exec.Cmd
 }
@@ -50,6 +51,8 @@ type Command struct {
 	Stdin, Stdout, Stderr *os.File // nil is /dev/null
 	// Terminal says that Stdin is a terminal, which becomes that of the job's session.
 	Terminal bool
+	// First is the path of the program that becomes the job's first process; empty if the command does.
+	First string
 }
 
 // Start starts a command under the seccomp filter of a job, in a session of its own. This
@@ -74,7 +77,16 @@ func Start(c Command) (*Job, error) {
 func start(path string, args []string, c Command) (*Job, error) {
 	cmd := &exec.Cmd{
 		Path: path, Args: args, Env: c.Env, Dir: c.Dir,
-		SysProcAttr: &syscall.SysProcAttr{Setsid: true, Credential: c.User, Setctty: c.Terminal}, // Ctty 0 is Stdin
+		SysProcAttr: &syscall.SysProcAttr{Setsid: true, Credential: c.User, Setctty: c.Terminal && c.First == ""}, // Ctty 0 is Stdin
+	}
+	var by *first.Start
+	if c.First != "" {
+		var err error
+		if by, err = first.Prepare(c.First, path, c.Terminal); err != nil {
+			return nil, err
+		}
+		defer by.Close()
+		cmd.Path, cmd.Args, cmd.ExtraFiles = by.Path, append(by.Args, args...), by.ExtraFiles
 	}
 	// A nil *os.File in an interface is not nil.
 	if c.Stdin != nil {
@@ -95,6 +107,12 @@ func start(path string, args []string, c Command) (*Job, error) {
 	})
 	if err != nil {
 		return nil, err
+	}
+	if by != nil {
+		if err := by.Await(); err != nil {
+			_ = cmd.Wait()
+			return nil, &fs.PathError{Op: "execute", Path: path, Err: err}
+		}
 	}
 	return &Job{PID: cmd.Process.Pid, cmd: cmd}, nil
 }

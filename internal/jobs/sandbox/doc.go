@@ -10,6 +10,10 @@
 //	init ([Init])           the first process inside: mounts, starts the job, and then reaps; it
 //	                        has the other end of the job's terminal
 //
+// The job's root process, which is dumped, is a child of init. It is a first process of ours (package
+// first) that has started the command, unless the job was started by an earlier version, was adopted, or
+// cannot have one.
+//
 // All of them have a session of their own. Whoever made the sandbox may end, and somebody else may
 // [Attach] to it. The end of init ends everything inside. init ends only when it is killed.
 //

@@ -174,7 +174,7 @@ func detach() error {
 
 // start starts the job, at a terminal if there is one.
 func (s *Start) start(at *console) (pid int, err error) {
-	command := job.Command{Args: s.Args, Env: s.Env, Dir: s.Dir, User: s.User}
+	command := job.Command{Args: s.Args, Env: s.Env, Dir: s.Dir, User: s.User, First: s.First}
 	if at != nil {
 		command.Stdin, command.Stdout, command.Stderr, command.Terminal = at.slave, at.slave, at.slave, true
 	} else {

@@ -61,6 +61,7 @@ type Start struct {
 	Dir    string              `json:"dir"`
 	Output string              `json:"output"` // the file to which its output is appended
 	User   *syscall.Credential `json:"user,omitempty"`
+	First  string              `json:"first,omitempty"` // see [job.Command]
 }
 
 // TerminalSpec says what terminal a job is to have.

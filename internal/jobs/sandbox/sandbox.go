@@ -20,6 +20,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"cucriu/internal/durable"
+	"cucriu/internal/first"
 	"cucriu/internal/jobs/job"
 	"cucriu/internal/proc"
 	"cucriu/internal/self"
@@ -234,6 +235,29 @@ func (p *Sandbox) OpenRoot() (*proc.Process, error) {
 		return nil, fmt.Errorf("process %d of the sandbox is there, but is no descendant of process %d, its init", p.Root, p.init.PID)
 	}
 	return nil, fmt.Errorf("process %d of the sandbox: %w", p.Root, proc.ErrGone)
+}
+
+// OpenCommand opens the process of the job's command, whose root process is given: that itself, unless it is
+// a first process of ours. It fails with [proc.ErrGone] if the command has ended.
+func (p *Sandbox) OpenCommand(root *proc.Process) (*proc.Process, error) {
+	status, err := proc.ReadStatus(root.PID)
+	if err != nil {
+		return nil, err
+	}
+	command, is := first.Of(status.Name)
+	if !is || p.IsAdopted() {
+		return proc.Open(root.PID)
+	}
+	children, err := proc.Children(root.PID)
+	if err != nil {
+		return nil, err
+	}
+	for _, pid := range children {
+		if status, err := proc.ReadStatus(pid); err == nil && status.ImagePID() == command {
+			return proc.Open(pid)
+		}
+	}
+	return nil, fmt.Errorf("the job's command: %w", proc.ErrGone)
 }
 
 // Alive reports whether the sandbox is there.
