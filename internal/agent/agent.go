@@ -527,6 +527,24 @@ func (a *Agent) LetThrough(ctx context.Context, calls uint32) error {
 	return a.Do(ctx, pass)
 }
 
+// AtRest fails unless the library says what it says of itself while nobody dumps the process. The program can write there.
+func (a *Agent) AtRest() error {
+	box, err := a.read()
+	if err != nil {
+		return err
+	}
+	threads, _, err := a.threads()
+	switch {
+	case err != nil:
+		return err
+	case box.State > Prepared || box.Closed != 0 || box.Down != 0:
+		return fmt.Errorf("process %d has overwritten the state of its library, which claims to be in a dump", a.process.PID)
+	case len(threads) == 0:
+		return fmt.Errorf("process %d has overwritten the state of its library, which names no thread of its own", a.process.PID)
+	}
+	return nil
+}
+
 // wake has the agent look into its mailbox: a thread that has been traced begins its wait anew.
 func (a *Agent) wake(ctx context.Context) error {
 	tids, _, err := a.threads()

@@ -9,6 +9,8 @@ import (
 	"time"
 	"unsafe"
 
+	"golang.org/x/sys/unix"
+
 	"cucriu/internal/proc"
 )
 
@@ -59,5 +61,53 @@ func TestATimeInWhichNobodyLookedIsNoSilence(t *testing.T) {
 	}
 	if got := s.look(at.Add(time.Millisecond), 1); got != 0 {
 		t.Errorf("after it has moved: %v", got)
+	}
+}
+
+// TestWhatAProgramHasOverwrittenIsNotAtRest, as it is while nobody dumps the process.
+func TestWhatAProgramHasOverwrittenIsNotAtRest(t *testing.T) {
+	process, err := proc.Open(os.Getpid())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer process.Close()
+	end := make(chan struct{})
+	defer close(end)
+	thread := make(chan int32)
+	own := int32(os.Getpid())
+	for own == int32(os.Getpid()) { // the first thread is no library's
+		go func() {
+			runtime.LockOSThread()
+			thread <- int32(unix.Gettid())
+			<-end
+		}()
+		own = <-thread
+	}
+	for name, test := range map[string]struct {
+		box mailbox
+		ok  bool
+	}{
+		"idle":             {mailbox{}, true},
+		"prepared":         {mailbox{State: Prepared}, true},
+		"memory is out":    {mailbox{State: Emptied}, false},
+		"the gate is shut": {mailbox{Closed: 1}, false},
+		"taken down":       {mailbox{mailboxSince4: mailboxSince4{Down: 1}}, false},
+		"no thread of its": {mailbox{Threads: [17]int32{1, 1<<31 - 1, int32(os.Getpid())}}, false},
+	} {
+		box := test.box
+		box.Magic, box.Version = magic, version
+		if box.Threads[0] == 0 {
+			box.Threads[0] = own
+		}
+		var memory bytes.Buffer
+		if err := binary.Write(&memory, binary.LittleEndian, box); err != nil {
+			t.Fatal(err)
+		}
+		data := memory.Bytes()
+		a := &Agent{process, uint64(uintptr(unsafe.Pointer(&data[0])))}
+		if err := a.AtRest(); (err == nil) != test.ok {
+			t.Errorf("%s: %v", name, err)
+		}
+		runtime.KeepAlive(data)
 	}
 }

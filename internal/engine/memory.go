@@ -52,6 +52,9 @@ func (s *Suspension) prepareAgents(ctx context.Context) error {
 			return nil
 		}
 		if err == nil {
+			err = a.AtRest() // else its program has written there
+		}
+		if err == nil {
 			err = s.Session.SpanOf(t.PID, "prepare", func() error { return a.Do(ctx, agent.Prepare) })
 		}
 		if err == nil {
@@ -437,19 +440,21 @@ func (t *Target) noteBefore() (err error) {
 	return err
 }
 
-// findAgent finds the library of a process on the way back. One that may hold its process back must be there.
+// findAgent finds the library of a process on the way back. One that may hold its process back must be there. Another one
+// was told at most to get ready: if it says that it has done more, the program has written that.
 func (t *Target) findAgent() (status agent.Status, err error) {
 	a, err := agent.Find(t.Process)
 	if err == nil && a != nil {
 		status, err = a.Status()
 	}
-	t.agent = a
-	switch {
-	case !t.Member.Gated && err != nil:
+	if !t.Member.Gated && (err != nil || a == nil || status.Busy || a.AtRest() != nil) {
 		t.agent = nil
 		return agent.Status{}, nil
-	case t.Member.Gated && a == nil:
-		return agent.Status{}, errors.Join(fmt.Errorf("process %d (%s): the library that holds its calls to the driver back is not found in it", t.PID, t.Member.Name), err)
+	}
+	t.agent = a
+	if a == nil {
+		const lost = "process %d (%s): the library that holds its calls to the driver back is not found in it"
+		return status, errors.Join(fmt.Errorf(lost, t.PID, t.Member.Name), err)
 	}
 	return status, err
 }

@@ -10,6 +10,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"cucriu/internal/agent"
+	"cucriu/internal/fault"
 	"cucriu/internal/inspect"
 	"cucriu/internal/journal"
 )
@@ -108,7 +109,11 @@ type memoryOf struct {
 
 // matchLinks finds the owner of everything that was opened, and reports whether anything was given to others at all.
 func matchLinks(targets []*Target) (shared bool, err error) {
-	given := make(map[memoryOf]agent.Link)
+	type owned struct {
+		agent.Link
+		by *Target
+	}
+	given := make(map[memoryOf]owned)
 	opened := make(map[*Target][]agent.Link)
 	for _, t := range targets {
 		links, err := t.agent.Links()
@@ -118,7 +123,7 @@ func matchLinks(targets []*Target) (shared bool, err error) {
 		shared = shared || len(links) > 0
 		for _, l := range links {
 			if l.Opened == 0 {
-				given[memoryOf{l.Owner, l.Number}] = l
+				given[memoryOf{l.Owner, l.Number}] = owned{l, t}
 			} else {
 				opened[t] = append(opened[t], l)
 			}
@@ -126,16 +131,25 @@ func matchLinks(targets []*Target) (shared bool, err error) {
 	}
 	for t, links := range opened {
 		for _, l := range links {
-			owners, has := given[memoryOf{l.Owner, l.Number}]
+			its, has := given[memoryOf{l.Owner, l.Number}]
 			switch {
 			case !has:
 				return shared, fmt.Errorf("process %d (%s) has GPU memory of another process, of which that does not know or cannot be asked: it could not be put up again", t.PID, t.Member.Name)
-			case owners.Movable == 0 || l.Movable == 0:
-				return shared, fmt.Errorf("process %d (%s) has GPU memory of another process that cannot be taken down and put up again", t.PID, t.Member.Name)
+			case its.Movable == 0:
+				return shared, notMovable(its.by, fmt.Sprintf("which process %d (%s) has opened", t.PID, t.Member.Name))
+			case l.Movable == 0:
+				return shared, notMovable(t, fmt.Sprintf("which it has opened from process %d (%s)", its.by.PID, its.by.Member.Name))
 			}
 		}
 	}
 	return shared, nil
+}
+
+// notMovable says of the memory of a process, with its own access to it, that the library can neither copy it nor put it up again.
+func notMovable(t *Target, which string) error {
+	return fault.New(fmt.Sprintf("process %d (%s) has GPU memory, %s, that its library cannot take down and put up again: "+
+		"it is not mapped there, or other GPUs may access only a part of it, or it was bound to an array or a multicast object", t.PID, t.Member.Name, which),
+		"have that process map all of it, with the same access everywhere, or release its handles, before the checkpoint")
 }
 
 // shareAgain puts up what processes have of each other, which all have their own memory again. One whose owner has ended

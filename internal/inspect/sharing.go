@@ -33,7 +33,9 @@ func Losses(driver *cudackpt.Driver, runDir string, processes []Process, served 
 }
 
 // isServed reports whether a process has a library that takes down what it shares with others that have it, too.
-func isServed(p Process) bool { return hasAgent(p, (*agent.Agent).ServesAll) }
+func isServed(p Process) bool {
+	return hasAgent(p, func(a *agent.Agent) bool { return a.ServesAll() && a.AtRest() == nil })
+}
 
 // hasAgent reports whether a process has a library that can do something.
 func hasAgent(p Process, can func(*agent.Agent) bool) bool {
@@ -47,6 +49,28 @@ func hasAgent(p Process, can func(*agent.Agent) bool) bool {
 	defer process.Close()
 	a, err := agent.Find(process)
 	return err == nil && a != nil && can(a)
+}
+
+// unservedCause says why the library of a process cannot take down what it shares, and what to do; it is empty if the
+// process has none, or none that could ever.
+func unservedCause(p Process) (cause, remedy string) {
+	process, err := proc.Reopen(p.Ident)
+	if err != nil {
+		return "", ""
+	}
+	defer process.Close()
+	a, err := agent.Find(process)
+	if err != nil || a == nil || !a.ServesAll() {
+		return "", ""
+	}
+	if err := a.AtRest(); err != nil {
+		return err.Error(), "start the job again, without what writes there"
+	}
+	if p.Stopped {
+		return fmt.Sprintf("process %d (%s) is stopped, so its library cannot take down what they share", p.PID, p.Name),
+			fmt.Sprintf("continue it: kill -CONT %d", p.PID)
+	}
+	return "", ""
 }
 
 // lossFindings says what follows from the kernel module's answer about processes. For served see [Losses].
@@ -84,7 +108,17 @@ func sharingFinding(processes []Process, share nvrm.Share, served bool) prefligh
 	if share.Maybe {
 		return processes[at].about(preflight.Warning(preflight.FindingSharing, "may share device memory with "+other+", which has imported some: a restore would silently end that", ""))
 	}
-	return processes[at].about(preflight.New(preflight.FindingSharing, "shares device memory with "+other+": the driver would checkpoint that, and could never restore it", ""))
+	message, remedy := "shares device memory with "+other+": the driver would checkpoint that, and could never restore it", ""
+	for _, p := range processes {
+		if p.PID != share.PID && p.PID != share.With || remedy != "" {
+			continue
+		}
+		var cause string
+		if cause, remedy = unservedCause(p); cause != "" {
+			message = "shares device memory with " + other + "; " + cause
+		}
+	}
+	return processes[at].about(preflight.New(preflight.FindingSharing, message, remedy))
 }
 
 // partner names the other process that has the memory.

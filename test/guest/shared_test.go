@@ -1,6 +1,7 @@
 package guest
 
 import (
+	"debug/elf"
 	"encoding/binary"
 	"fmt"
 	"net"
@@ -15,6 +16,8 @@ import (
 	"golang.org/x/sys/unix"
 
 	"cucriu/hooks/preflight"
+	"cucriu/internal/agent"
+	"cucriu/internal/proc"
 	"cucriu/internal/testenv"
 )
 
@@ -354,4 +357,86 @@ func goesOnUndumped(t *testing.T, host *testenv.Host, job *testenv.Job, says str
 	}
 	job.Runs()
 	job.Check()
+}
+
+// TestAStoppedRankIsNamed: its library is asked nothing while it is stopped, and the refusal says so.
+func TestAStoppedRankIsNamed(t *testing.T) {
+	testenv.Simulated(t, func(t *testing.T) {
+		host := testenv.NewHost(t, 1, "--mib-per-gpu", "400")
+		job := startSharing(t, host, "--ipc", "--mib", "32")
+		pid := job.MustStatus(1).PID
+		if err := unix.Kill(pid, unix.SIGSTOP); err != nil {
+			t.Fatal(err)
+		}
+		testenv.Eventually(t, testenv.Soon, "the rank is stopped", func() bool {
+			stopped, err := proc.Stopped(pid)
+			return err == nil && stopped
+		})
+		run, want := host.TryDump(job, testenv.NewImages(t), "-R"), fmt.Sprintf("is stopped, so its library cannot take down what they share: continue it: kill -CONT %d", pid)
+		if run.Err == nil || !strings.Contains(run.Log, want) {
+			t.Errorf("criu dump: %v, not %q\n%s", run.Err, want, run.Lines())
+		}
+		if err := unix.Kill(pid, unix.SIGCONT); err != nil {
+			t.Fatal(err)
+		}
+		moved(t, host, host.TryDump(job, testenv.NewImages(t), "-R"))
+		host.WaitOutcome("running")
+		job.Runs()
+		job.Check()
+	})
+}
+
+// TestWhatAProgramHasWrittenIntoTheLibraryIsNotBelieved: the library is left out, and the job is dumped and runs on.
+func TestWhatAProgramHasWrittenIntoTheLibraryIsNotBelieved(t *testing.T) {
+	const stateOffset = 24 // in struct mailbox
+	testenv.Simulated(t, func(t *testing.T) {
+		host := testenv.NewHost(t, 1, "--mib-per-gpu", "400")
+		job := startWithGuest(t, host)
+		overwrite(t, job.PID, stateOffset, uint32(agent.Emptied))
+		run := host.TryDump(job, testenv.NewImages(t), "-R")
+		if run.Err != nil || !strings.Contains(run.Log, "has overwritten the state of its library") {
+			t.Fatalf("criu dump: %v\n%s", run.Err, run.Lines())
+		}
+		host.WaitOutcome("running")
+		job.Runs()
+		overwrite(t, job.PID, stateOffset, uint32(agent.Idle))
+		moved(t, host, host.TryDump(job, testenv.NewImages(t), "-R"))
+		host.WaitOutcome("running")
+		job.Runs()
+		job.Check()
+	})
+}
+
+// overwrite writes a number into the mailbox of the library of a process.
+func overwrite(t *testing.T, pid int, offset uint64, value uint32) {
+	t.Helper()
+	object, err := elf.Open(testenv.Guest(t))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer object.Close()
+	symbols, err := object.DynamicSymbols()
+	if err != nil {
+		t.Fatal(err)
+	}
+	mailbox := slices.IndexFunc(symbols, func(s elf.Symbol) bool { return s.Name == "cucriu_guest" })
+	process, err := proc.Open(pid)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer process.Close()
+	mappings, err := proc.Mappings(pid)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, m := range mappings {
+		if strings.HasPrefix(m.Pathname, testenv.Guest(t)) && m.Offset == 0 { // it may have been built anew
+			at := uint64(m.StartAddr) + symbols[mailbox].Value + offset
+			if err := process.WriteMemory(binary.LittleEndian.AppendUint32(nil, value), at); err != nil {
+				t.Fatal(err)
+			}
+			return
+		}
+	}
+	t.Fatalf("process %d does not map %s", pid, testenv.Guest(t))
 }
