@@ -22,6 +22,7 @@ import (
 
 	"cucriu/cudackpt"
 	"cucriu/internal/failpoint"
+	"cucriu/internal/guest"
 	"cucriu/internal/inject"
 	"cucriu/internal/proc"
 	"cucriu/internal/units"
@@ -32,12 +33,12 @@ type Command uint32
 
 // The commands.
 const (
-	Prepare Command = iota + 1 // start threads, and take what they need; nothing if they are there
+	Prepare Command = iota + 1 // have the threads ready
 	Close                      // hold calls to the driver back, before they begin
 	Open                       // let them begin
 	Out                        // copy the memory of the GPUs to the host, and free it
 	In                         // the way back
-	Finish                     // open, and end the threads
+	Finish                     // open, and let the threads rest
 	OutKept                    // Out, and the GPUs keep a copy for who has [Status.Descriptor]
 	LetGo                      // close the own copy of that
 	Connect                    // make a socket through which it is sent back: [Status.Descriptor]
@@ -402,16 +403,25 @@ func (a *Agent) CanKeep(ctx context.Context) error {
 	if box.Version < 3 {
 		return errors.ErrUnsupported
 	}
+	return a.requireAllowed(ctx, callsOfKeep)
+}
+
+// RequireAllowed fails with [inject.ErrFiltered] unless the library may make the system calls that all commands take.
+func (a *Agent) RequireAllowed(ctx context.Context) error {
+	var calls []inject.Call
+	for _, c := range guest.Calls {
+		calls = append(calls, inject.Call(c))
+	}
+	return a.requireAllowed(ctx, calls)
+}
+
+// requireAllowed asks the filters of the library's threads, which need not be those of the program's.
+func (a *Agent) requireAllowed(ctx context.Context, calls []inject.Call) error {
 	tids, _, err := a.threads()
 	if err != nil {
 		return err
 	}
-	tracer := inject.NewTracer()
-	err = tracer.Run(tids...)
-	if err == nil {
-		err = tracer.RequireAllowed(ctx, callsOfKeep...)
-	}
-	return errors.Join(err, tracer.Release(ctx))
+	return inject.RequireAllowed(ctx, tids, calls...)
 }
 
 // patience is how long a command may go on without getting anywhere, on a machine however busy.

@@ -11,6 +11,7 @@ import (
 
 	"cucriu/cudackpt"
 	"cucriu/internal/agent"
+	"cucriu/internal/fault"
 	"cucriu/internal/inject"
 	"cucriu/internal/journal"
 	"cucriu/internal/proc"
@@ -21,7 +22,7 @@ import (
 // uses many, and the driver has little left to copy. For that it calls the driver, so the process is not
 // locked meanwhile:
 //
-//	prepare   the library starts its threads
+//	prepare   the library's threads get ready, if no filter of theirs forbids what they will call
 //	close     from now on the program's calls to the driver wait at the library's gate
 //	lock      as without the library; it is let go again, and taken and let go once more, so that calls
 //	          which had begun end
@@ -38,6 +39,9 @@ import (
 // prepareAgents finds the libraries, and has them get ready. The driver does the work where one cannot. What stays
 // stopped can be no part of this.
 func (s *Suspension) prepareAgents(ctx context.Context) error {
+	if err := s.requireDriverAllowed(ctx); err != nil {
+		return err
+	}
 	if len(stoppedBefore(s.Targets)) > 0 {
 		return nil
 	}
@@ -53,6 +57,9 @@ func (s *Suspension) prepareAgents(ctx context.Context) error {
 		}
 		if err == nil {
 			err = a.AtRest() // else its program has written there
+		}
+		if err == nil {
+			err = a.RequireAllowed(ctx)
 		}
 		if err == nil {
 			err = s.Session.SpanOf(t.PID, "prepare", func() error { return a.Do(ctx, agent.Prepare) })
@@ -75,6 +82,34 @@ func (s *Suspension) prepareAgents(ctx context.Context) error {
 		t.Member.Gated = true
 	}
 	return s.Session.Save()
+}
+
+// callsOfDriver are system calls that the driver makes in a process that it checkpoints, on its own thread.
+var callsOfDriver = []inject.Call{
+	{Number: unix.SYS_IOCTL},
+	{Number: unix.SYS_MMAP, Arguments: []uint64{0, 1 << 20, unix.PROT_READ | unix.PROT_WRITE, unix.MAP_PRIVATE | unix.MAP_ANONYMOUS, 1<<64 - 1}},
+	{Number: unix.SYS_MPROTECT, Arguments: []uint64{0, 1 << 20, unix.PROT_READ | unix.PROT_WRITE}}, // malloc, of a thread
+	{Number: unix.SYS_MUNMAP, Arguments: []uint64{0, 1 << 20}},
+}
+
+// requireDriverAllowed refuses processes that a filter of their own would end while the driver checkpoints them. A filter
+// that was put on every thread is on the driver's, too. One that cannot be read refuses nothing.
+func (s *Suspension) requireDriverAllowed(ctx context.Context) error {
+	return Parallel(s.Targets, func(t *Target) error {
+		if t.Member.Stopped {
+			return nil
+		}
+		tid, err := t.CUDA.RestoreThreadID(ctx)
+		if err == nil {
+			err = inject.RequireAllowed(ctx, []int{tid}, callsOfDriver...)
+		}
+		if !errors.Is(err, inject.ErrForbidden) {
+			return nil // what is wrong otherwise, the lock finds
+		}
+		meaning := fmt.Sprintf("process %d (%s) has put a seccomp filter on all its threads that forbids what the driver calls for a checkpoint (%v)",
+			t.PID, t.Member.Name, err)
+		return fault.Because(err, meaning, "let the filter allow ioctl, mmap, mprotect and munmap, or install it only on the threads that need it")
+	})
 }
 
 func (s *Suspension) sayDriverMoves(t *Target, reason error) {

@@ -5,15 +5,21 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
+	"slices"
 	"unsafe"
 
 	"golang.org/x/net/bpf"
 	"golang.org/x/sys/unix"
+
+	"cucriu/internal/proc"
 )
 
 // ErrFiltered says that a thread is under a seccomp filter that does not let it make a
 // system call of ours, or that cannot be read or suspended.
 var ErrFiltered = errors.New("its seccomp filter is in the way")
+
+// ErrForbidden is an [ErrFiltered] of a filter that was read.
+var ErrForbidden = errors.New("it answers")
 
 // requireWaitAllowed fails with [ErrFiltered] unless the seccomp filters of every thread
 // allow the wait of a parked thread. The threads make that call when nobody traces them, so
@@ -62,6 +68,23 @@ func (t *Tracer) RequireAllowed(ctx context.Context, calls ...Call) error {
 	})
 }
 
+// RequireAllowed is [Tracer.RequireAllowed] for threads that run, of which some may be under no filter.
+func RequireAllowed(ctx context.Context, tids []int, calls ...Call) error {
+	tids = slices.DeleteFunc(slices.Clone(tids), func(tid int) bool {
+		status, err := proc.ReadStatus(tid)
+		return err == nil && !status.Seccomp
+	})
+	if len(tids) == 0 {
+		return nil
+	}
+	tracer := NewTracer()
+	err := tracer.Run(tids...)
+	if err == nil {
+		err = tracer.RequireAllowed(ctx, calls...)
+	}
+	return errors.Join(err, tracer.Release(ctx))
+}
+
 // seccompData is what a filter sees, struct seccomp_data, of a thread that makes a system
 // call with these registers. A [bpf.VM] loads words in network byte order.
 func (r *registers) seccompData() []byte {
@@ -98,7 +121,7 @@ func requireAllowed(tid int, data []byte) (filtered bool, err error) {
 			return true, fmt.Errorf("%w, and could not be evaluated: %w", ErrFiltered, err)
 		}
 		if action := answer & unix.SECCOMP_RET_ACTION_FULL; action != unix.SECCOMP_RET_ALLOW && action != unix.SECCOMP_RET_LOG {
-			return true, fmt.Errorf("%w: it answers %#x", ErrFiltered, answer)
+			return true, fmt.Errorf("%w: %w %#x", ErrFiltered, ErrForbidden, answer)
 		}
 	}
 }

@@ -6,8 +6,14 @@
  * It calls the driver only from OUT to the end of IN, while no thread of the program is in
  * a call: some calls wait for all work of the GPUs, which may wait for the program in turn.
  * The program's threads are stopped then, wherever they are, and one of them may have the
- * dynamic loader's lock. So nothing is loaded there, and no thread is started: PREPARE does
- * that. The addresses of memory that is out stay reserved.
+ * dynamic loader's lock. So nothing is loaded there, and no thread is started: all are there from cuInit on. The
+ * addresses of memory that is out stay reserved.
+ *
+ * A program may put itself under a seccomp filter that ends it for a system call which it does not make itself. A filter
+ * is the affair of the thread that takes it and of those that it starts later. So the threads make the calls that begin
+ * a thread right after the driver has begun its own, and all else is done in them. Whether a filter that was put on
+ * every thread (SECCOMP_FILTER_FLAG_TSYNC) allows what they call is asked from outside before they are told anything:
+ * internal/guest/calls.go has the list.
  */
 #define _GNU_SOURCE
 #include <pthread.h>
@@ -92,7 +98,7 @@ static uint64_t next; /* the offset in staging that nobody copies yet */
 static bool listed;   /* who moves this memory knows what other processes have of it */
 static int failed;    /* the first failure of a copier */
 /* What the copiers do: they begin when the round changes, and the last of them wakes the agent. */
-static enum { BEGIN_THREAD, SET_UP, COPY_OUT, COPY_IN, CLEAR_UP, LEAVE } task;
+static enum { BEGIN_THREAD, RELAX, SET_UP, COPY_OUT, COPY_IN, CLEAR_UP } task;
 /*
  * Both count by fours: a wait for a word that is 2 is one for a lock of the C library, and who
  * watches from outside would step the program's threads out of it (internal/inject/stepout.go).
@@ -100,35 +106,76 @@ static enum { BEGIN_THREAD, SET_UP, COPY_OUT, COPY_IN, CLEAR_UP, LEAVE } task;
 #define ONE 4u
 static uint32_t round_number, at_work;
 
-bool start_a_thread(void *(*routine)(void *), void *argument)
+/* With a stack of SIZE; 0 is as large as the program's. */
+static bool start_with_stack(size_t size, void *(*routine)(void *), void *argument)
 {
 	int (*create)(pthread_t *, const pthread_attr_t *, void *(*)(void *), void *);
-	int (*detach)(pthread_t);
+	int (*detach)(pthread_t), (*init)(pthread_attr_t *), (*set_size)(pthread_attr_t *, size_t);
+	pthread_attr_t attributes;
 	pthread_t thread;
 	sigset_t every, before;
 
 	/* A program that uses CUDA has threads; the library itself can be loaded where there are none. */
 	*(void **)&create = find_elsewhere("pthread_create");
 	*(void **)&detach = find_elsewhere("pthread_detach");
-	if (!create || !detach)
+	*(void **)&init = find_elsewhere("pthread_attr_init");
+	*(void **)&set_size = find_elsewhere("pthread_attr_setstacksize");
+	if (!create || !detach || !init || !set_size || init(&attributes) || (size && set_size(&attributes, size)))
 		return false;
 	sigfillset(&every); /* the signals are for the program's own threads */
 	sigprocmask(SIG_SETMASK, &every, &before);
-	int error = create(&thread, NULL, routine, argument);
+	int error = create(&thread, &attributes, routine, argument);
 	sigprocmask(SIG_SETMASK, &before, NULL);
 	if (!error)
 		detach(thread);
 	return !error;
 }
 
-/* A thread of ours must not fail a capture of the program's, nor be failed by one. */
+struct beginning {
+	void *(*routine)(void *);
+	void *argument;
+	uint32_t begun; /* by fours, too */
+};
+
+static void *begin(void *of)
+{
+	struct beginning *b = of;
+	const struct beginning its = *b;
+
+	__atomic_store_n(&b->begun, ONE, __ATOMIC_RELEASE); /* from here on *b may be gone: a wake for nobody does no harm */
+	futex_wake(&b->begun);
+	return its.routine(its.argument);
+}
+
+bool start_a_thread(void *(*routine)(void *), void *argument)
+{
+	struct beginning b = {routine, argument, 0};
+
+	if (!start_with_stack(0, begin, &b))
+		return false;
+	while (!__atomic_load_n(&b.begun, __ATOMIC_ACQUIRE))
+		futex_wait(&b.begun, 0, NULL);
+	return true;
+}
+
 static void begin_thread(size_t number)
+{
+	cucriu_guest.threads[number] = (int32_t)syscall(SYS_gettid);
+	prctl(PR_SET_NAME, NAME);
+}
+
+/* A thread of ours must not fail a capture of the program's, nor be failed by one. */
+static void relax(void)
 {
 	int relaxed = 2; /* CU_STREAM_CAPTURE_MODE_RELAXED */
 
-	cucriu_guest.threads[number] = (int32_t)syscall(SYS_gettid);
-	prctl(PR_SET_NAME, NAME);
 	driver.cuThreadExchangeStreamCaptureMode(&relaxed);
+}
+
+static void end_of_work(void)
+{
+	if (!__atomic_sub_fetch(&at_work, ONE, __ATOMIC_ACQ_REL))
+		futex_wake(&at_work);
 }
 
 static void fail(int result)
@@ -248,23 +295,18 @@ static void *copier(void *argument)
 	uint32_t seen = __atomic_load_n(&round_number, __ATOMIC_ACQUIRE);
 
 	begin_thread(1 + (size_t)(c - copiers));
-	for (bool over = false; !over;) {
+	for (;; seen += ONE) {
 		switch (task) {
 		case BEGIN_THREAD: break;
+		case RELAX: relax(); break;
 		case SET_UP: fail(set_up(c)); break;
 		case COPY_OUT:
 		case COPY_IN: fail(copy(c)); break;
 		case CLEAR_UP: clear_up(c); break;
-		case LEAVE:
-			cucriu_guest.threads[1 + (c - copiers)] = 0;
-			over = true;
-			break;
 		}
-		if (!__atomic_sub_fetch(&at_work, ONE, __ATOMIC_ACQ_REL))
-			futex_wake(&at_work);
-		while (!over && __atomic_load_n(&round_number, __ATOMIC_ACQUIRE) == seen)
+		end_of_work();
+		while (__atomic_load_n(&round_number, __ATOMIC_ACQUIRE) == seen)
 			futex_wait(&round_number, seen, NULL);
-		seen += ONE;
 	}
 	return NULL;
 }
@@ -331,37 +373,22 @@ static bool shares(void)
 static void finish(void)
 {
 	listed = false;
-	if (copier_count)
-		have_copiers(LEAVE);
-	copier_count = 0;
 	cucriu_guest.state = IDLE;
 }
 
 static int prepare(void)
 {
-	const unsigned wanted = processors();
-
 	{
 		ALONE;
 		if (memory_total() < PART && !shares())
 			return GUEST_NOTHING;
 	}
-	failed = 0;
-	task = BEGIN_THREAD;
-	for (copier_count = 0; copier_count < wanted; copier_count++) {
-		__atomic_add_fetch(&at_work, ONE, __ATOMIC_ACQ_REL);
-		if (!start_a_thread(copier, &copiers[copier_count])) {
-			__atomic_sub_fetch(&at_work, ONE, __ATOMIC_ACQ_REL);
-			fail(CUDA_ERROR_OUT_OF_MEMORY);
-			break;
-		}
-	}
-	int r = await_copiers();
-	if (r)
-		finish();
-	else
-		cucriu_guest.state = PREPARED;
-	return r;
+	if (!copier_count)
+		return CUDA_ERROR_OUT_OF_MEMORY;
+	relax();
+	have_copiers(RELAX);
+	cucriu_guest.state = PREPARED;
+	return CUDA_SUCCESS;
 }
 
 /* A context for the copies of each GPU that has memory of ours. */
@@ -781,6 +808,7 @@ static void *agent(void *unused)
 	cucriu_guest.kept = (uintptr_t)kept;
 	cucriu_guest.kept_count = MOST_GPUS;
 	begin_thread(0);
+	end_of_work();
 	for (;;) {
 		const uint32_t done = cucriu_guest.done, command = __atomic_load_n(&cucriu_guest.command, __ATOMIC_ACQUIRE);
 		if (command == done) {
@@ -797,16 +825,46 @@ static void *agent(void *unused)
 
 static bool started;
 
-bool agent_start(void)
+static bool start(size_t stack, void *(*routine)(void *), void *argument)
 {
-	if (!started)
-		started = start_a_thread(agent, NULL);
-	return started;
+	__atomic_add_fetch(&at_work, ONE, __ATOMIC_ACQ_REL);
+	const bool runs = start_with_stack(stack, routine, argument);
+	if (!runs)
+		end_of_work();
+	return runs;
+}
+
+/* It returns when the threads have made all the calls that begin one. */
+static void start_threads(void)
+{
+	const size_t stack = 1 << 20; /* a program may lock all that it maps */
+
+	if (!__atomic_test_and_set(&started, __ATOMIC_ACQ_REL)) {
+		for (unsigned wanted = processors(); copier_count < wanted && start(stack, copier, &copiers[copier_count]);)
+			copier_count++;
+		start(0, agent, NULL); /* it compiles for the GPU, which takes more */
+	}
+	await_copiers();
+}
+
+bool agent_started(void) { return copier_count && cucriu_guest.threads[0]; }
+
+CUresult cuInit(unsigned flags)
+{
+	if (!driver_known())
+		return CUDA_ERROR_NOT_INITIALIZED;
+	CUresult r = driver.cuInit(flags);
+	if (!r && !driver_forked()) {
+		start_threads();
+		ipc_start();
+	}
+	return r;
 }
 
 void agent_in_a_child(void)
 {
 	started = false;
+	copier_count = at_work = 0;
 	cucriu_guest = (struct mailbox){.magic = "cucriu\1", .version = VERSION, .descriptor = -1};
 	gate_in_a_child();
 }

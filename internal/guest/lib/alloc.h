@@ -16,8 +16,9 @@ struct memory *ordinary_begin_end(CUdeviceptr at, bool opened, bool *stays);
 /* FREED is what the driver answered when the companion was given back. If it did not let it go now, the memory stays. */
 CUresult ordinary_end(struct memory *m, CUresult freed);
 
-/* There is a socket, and a thread, for who may ask for memory later. For who has the records for himself. */
-bool ipc_start(void);
+/* Makes a socket, and a thread, for who may ask for memory later; and whether they are there. */
+void ipc_start(void);
+bool ipc_started(void);
 /* By which others ask for what this process has given: ipc.c. */
 const char *ipc_name(void);
 /* Another process is connected, to open memory of this one: it may have a descriptor already, and no record. */

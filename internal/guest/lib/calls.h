@@ -2,6 +2,7 @@
  * The calls of the driver that the guest serves or makes. CALL(result, name, parameters...)
  *
  * served, and why:
+ *   cuInit                         the threads of the guest begin beside those of the driver (agent.c)
  *   cuMemCreate                    512 MiB and more are made of parts (parts.c)
  *   cuMemMap, cuMemRelease, cuMemRetainAllocationHandle,
  *   cuMemGetAllocationPropertiesFromHandle
@@ -32,6 +33,7 @@
 #ifndef HELD_BACK
 #define HELD_BACK CALL
 #endif
+SERVED(CUresult, cuInit, unsigned flags)
 SERVED(CUresult, cuDeviceGetAttribute, int *out, int attribute, CUdevice device)
 SERVED(CUresult, cuMemCreate, CUhandle *handle, size_t size, const struct properties *wanted, unsigned long long flags)
 SERVED(CUresult, cuMemRelease, CUhandle handle)

@@ -270,6 +270,8 @@ static void *server(void *unused)
 	return NULL;
 }
 
+static bool starting;
+
 void ipc_in_a_child(void)
 {
 	for (size_t i = 0; started && i < sizeof sockets / sizeof *sockets; i++)
@@ -277,23 +279,25 @@ void ipc_in_a_child(void)
 			close(sockets[i].fd);
 	memset(sockets, 0, sizeof sockets);
 	connections = 0;
-	started = false;
+	started = starting = false;
 	listening = 0;
 	opening = (pthread_mutex_t)PTHREAD_MUTEX_INITIALIZER;
 }
 
-bool ipc_start(void)
+void ipc_start(void)
 {
-	if (started)
-		return true;
+	if (started || __atomic_test_and_set(&starting, __ATOMIC_ACQ_REL))
+		return;
 	int s = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0);
-	if (s < 0)
-		return false;
-	sockets[0].fd = s;
-	if (!(started = start_a_thread(server, NULL)))
-		close(s);
-	return started;
+	if (s >= 0) {
+		sockets[0].fd = s;
+		if (!(started = start_a_thread(server, NULL)))
+			close(s);
+	}
+	__atomic_clear(&starting, __ATOMIC_RELEASE);
 }
+
+bool ipc_started(void) { return started; }
 
 /* The thread does it: the program's own may be forbidden to. */
 static bool is_listening(void)

@@ -84,8 +84,7 @@ void memory_enter(struct memory *m)
 
 bool memory_can_be_served(void)
 {
-	ALONE;
-	return agent_start() && ipc_start();
+	return agent_started() && ipc_started();
 }
 
 void memory_leave(struct memory *m)

@@ -71,8 +71,8 @@ void parts_give(const bool *unused);
 /* Only what another GPU may reach is worth parts, and what there can be: they are taken one by one. */
 bool memory_is_ours(size_t size, CUdevice device);
 /*
- * What it takes to serve memory later is there. Where it cannot be, by some limit of the program's, the driver has all
- * memory itself.
+ * What it takes to serve memory later is there, from cuInit on. Where it could not be, by some limit of the program's,
+ * the driver has all memory itself.
  */
 bool memory_can_be_served(void);
 /* A record without parts. NULL: no room for it. */
