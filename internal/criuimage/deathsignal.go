@@ -2,28 +2,18 @@ package criuimage
 
 import (
 	"encoding/binary"
-	"errors"
 	"fmt"
-	"io/fs"
 	"path/filepath"
 
 	"github.com/google/renameio/v2"
 	"google.golang.org/protobuf/proto"
 )
 
-// ClearDeathSignal takes out of the images of a dump that the threads of its root get a signal when their
+// clearDeathSignal takes out of the images of a dump that the threads of its root get a signal when their
 // parent ends (PR_SET_PDEATHSIG). That parent is not in the images: the root's parent after a restore is
-// criu, and its end says nothing about the job. All other processes keep theirs. Images that a program
-// streams elsewhere are not there, and stay as they are.
-func ClearDeathSignal(dir string) error {
-	tasks, err := readTasks(dir)
-	if errors.Is(err, fs.ErrNotExist) && IsStreamed(dir) {
-		return nil
-	}
-	if err != nil {
-		return err
-	}
-	for _, tid := range tasks[0].Threads {
+// criu, and its end says nothing about the job. All other processes keep theirs.
+func clearDeathSignal(dir string, threads []int) error {
+	for _, tid := range threads {
 		core, err := readCore(dir, tid)
 		if err != nil {
 			return err

@@ -137,12 +137,18 @@ func (t Tree) checkFiles(dir string) error {
 // namedBy returns the images that other images of a process name by a number: its open files
 // and its pages.
 func namedBy(dir string, pid int) ([]string, error) {
-	ids, err := readEntry[*criucore.TaskKobjIdsEntry](dir, fmt.Sprintf("ids-%d.img", pid), "IDS")
+	files, err := openFilesOf(dir, pid)
 	if err != nil {
 		return nil, err
 	}
 	pages, err := pagesOf(dir, fmt.Sprintf("pagemap-%d.img", pid))
-	return append(pages, fmt.Sprintf("fdinfo-%d.img", ids.GetFilesId())), err
+	return append(pages, files), err
+}
+
+// openFilesOf names the image of a process's open files.
+func openFilesOf(dir string, pid int) (string, error) {
+	ids, err := readEntry[*criucore.TaskKobjIdsEntry](dir, fmt.Sprintf("ids-%d.img", pid), "IDS")
+	return fmt.Sprintf("fdinfo-%d.img", ids.GetFilesId()), err
 }
 
 func coreName(tid int) string { return fmt.Sprintf("core-%d.img", tid) }

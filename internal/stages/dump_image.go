@@ -29,7 +29,7 @@ func (c *call) postDump(ctx context.Context) error {
 		publish = c.syncImage
 	}
 	if s == nil { // no process of the tree uses CUDA
-		if err := criuimage.ClearDeathSignal(c.stage.ImageDir); err != nil || c.stage.Publish == nil {
+		if err := criuimage.Settle(c.stage.ImageDir); err != nil || c.stage.Publish == nil {
 			return err
 		}
 		return publish(ctx)
@@ -42,7 +42,7 @@ func (c *call) postDump(ctx context.Context) error {
 	if err := requireAllMembers(s.Members); err != nil {
 		return err
 	}
-	if err := criuimage.ClearDeathSignal(c.stage.ImageDir); err != nil {
+	if err := criuimage.Settle(c.stage.ImageDir); err != nil {
 		return err
 	}
 	if err := c.checkWhole(&s.Record); err != nil {
