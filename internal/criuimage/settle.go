@@ -13,7 +13,7 @@ import (
 )
 
 // Settle makes the images that criu has just written those of a job that is restored elsewhere and judged by
-// others: see clearDeathSignal and addEmpty. Images that a program streams elsewhere are not there, and stay
+// others: see clearDeathSignal, addEmpty and keepOrphans. Images that a program streams elsewhere are not there, and stay
 // as they are.
 func Settle(dir string) error {
 	tree, err := readTasks(dir)
@@ -25,6 +25,9 @@ func Settle(dir string) error {
 	}
 	if err == nil {
 		err = addEmpty(dir, tree)
+	}
+	if err == nil {
+		err = keepOrphans(dir, tree)
 	}
 	return err
 }

@@ -42,7 +42,7 @@ func newOthersWorld(t *testing.T, script string) *world {
 func TestAProcessWhoseParentHasEndedIsInTheCheckpoint(t *testing.T) {
 	testenv.Simulated(t, func(t *testing.T) {
 		cuda := testenv.Artefact(t, "make workload", "build", "workload", "cudawork")
-		w := newOthersWorld(t, counts+"setsid -f "+cuda+` --dir "$0/cuda" --mib 1 >/dev/null 2>&1; exec sleep 100000`)
+		w := newOthersWorld(t, counts+"("+cuda+` --dir "$0/cuda" --mib 1 >/dev/null 2>&1 &); exec sleep 100000`) // in the command's session
 		w.cuda = filepath.Join(w.work, "cuda")
 		if err := os.Mkdir(w.cuda, 0o700); err != nil {
 			t.Fatal(err)
