@@ -118,9 +118,13 @@ var situations = []struct {
 	{"half of a mapping is unmapped", "situations half-unmapped MIB", ""},
 	{"a child before CUDA is used: fork", "situations child-first MIB fork", ""},
 	{"a child before CUDA is used: clone", "situations child-first MIB clone", ""},
-	{"children while threads are in the driver", "situations child-amid MIB", ""},
+	{whileThreadsAreInTheDriver, "situations child-amid MIB", ""},
 	{"signals all the time", "situations interrupted MIB", ""},
 }
+
+// whileThreadsAreInTheDriver is a row without an answer on the real driver: such children had not ended there after
+// two minutes, without the library too.
+const whileThreadsAreInTheDriver = "children while threads are in the driver"
 
 // situation runs a row of the table, with the libraries that are to be preloaded, and returns what the program prints, and how it ends.
 func situation(t *testing.T, host *testenv.Host, program string, preload ...string) string {
@@ -142,6 +146,9 @@ func situation(t *testing.T, host *testenv.Host, program string, preload ...stri
 	limited := exec.CommandContext(ctx, cmd.Path, cmd.Args[1:]...)
 	limited.Env = cmd.Env
 	out, err := limited.CombinedOutput()
+	if ctx.Err() != nil {
+		t.Fatalf("%s with LD_PRELOAD=%s has not ended in time: %s", program, strings.Join(preload, ":"), out)
+	}
 	return fmt.Sprintf("%s%v", out, err)
 }
 
@@ -149,6 +156,9 @@ func TestTheLibraryChangesNothing(t *testing.T) {
 	testenv.Parallel(t)
 	for _, row := range situations {
 		t.Run(row.what, func(t *testing.T) {
+			if testenv.RealDriver() && row.what == whileThreadsAreInTheDriver {
+				t.Skip("the driver itself does not answer such children")
+			}
 			testenv.Isolated(t, func(t *testing.T) {
 				host := testenv.NewHost(t, 1, "--mib-per-gpu", "400")
 				library, own := testenv.Guest(t), []string(nil)
