@@ -120,28 +120,27 @@ func wayBackFindings(ctx context.Context, driver *cudackpt.Driver, processes []P
 	return findings
 }
 
-// neighborFindings refuse a job that uses several GPUs while another program uses one of these. A GPU interrupts no
+// neighborFindings refuse ranks with GPUs of their own while another program uses one of these. A GPU interrupts no
 // kernel of a process that the driver has restored (measured on 580.159.04). If one runs for some 4.5 s while another
 // process waits for its turn, the kernel module ends all work of the restored one (Xid 109, CUDA error 719). Kernels
-// of NCCL wait for those on other GPUs, whether each has a process of its own or one process has them all
-// (nn.DataParallel): for one that is late, and for one that is stopped by the next dump.
+// of ranks wait for each other: for one that is late, and for one that is stopped by the next dump.
 func neighborFindings(ctx context.Context, driver *cudackpt.Driver, processes []Process) preflight.Findings {
-	used := make(map[cudackpt.UUID]bool)
+	used, most := make(map[cudackpt.UUID]bool), 0
 	for _, p := range processes {
 		for gpu := range p.Listed {
 			used[gpu] = true
 		}
+		most = max(most, len(p.Listed))
 	}
-	if len(used) < 2 {
+	if most == len(used) { // one process uses them all
 		return nil
 	}
 	for _, gpu := range slices.SortedFunc(maps.Keys(used), cudackpt.UUID.Compare) {
 		pid, found := neighbor(ctx, processes, func() ([]int, error) { return driver.ContextsOn(ctx, gpu) }, isEnding)
 		if found {
-			return preflight.Findings{preflight.New(preflight.FindingGPUInUse, fmt.Sprintf("%s uses %v, too, which is one of "+
-				"several GPUs of the job: once the job has been restored, its kernels cannot be interrupted, and a GPU "+
-				"that another program needs ends them if one waits for another GPU for some seconds",
-				partner(processes, pid), gpu), "")}
+			return preflight.Findings{preflight.New(preflight.FindingGPUInUse, partner(processes, pid)+" uses a GPU of the "+
+				"ranks, too: once they have been restored, that GPU cannot interrupt their kernels, and ends them if one "+
+				"waits for another rank for some seconds", "")}
 		}
 	}
 	return nil

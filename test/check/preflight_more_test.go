@@ -171,19 +171,6 @@ func TestTheGPUIsFull(t *testing.T) {
 	})
 }
 
-// TestAnotherProgramUsesOneOfSeveralGPUs: NCCL's kernels among the GPUs of one process wait for each other like those of ranks.
-func TestAnotherProgramUsesOneOfSeveralGPUs(t *testing.T) {
-	testenv.Simulated(t, func(t *testing.T) {
-		host := testenv.NewHost(t, 2)
-		job, other := host.Start(1, "--gpus", "0,1"), host.Start(1)
-		testenv.Refused(t, host, job, preflight.FindingGPUInUse, testenv.NewImages(t))
-		other.Kill()
-		host.Restore(host.Dump(job))
-		job.Runs()
-		job.Check()
-	})
-}
-
 // TestAnotherProgramUsesAGPUOfRanks: what the driver has restored keeps a GPU for as long as a kernel runs, and those of ranks wait for
 // other ranks.
 func TestAnotherProgramUsesAGPUOfRanks(t *testing.T) {

@@ -33,10 +33,10 @@ func TestAProcessHasOneSessionWhoeverLooks(t *testing.T) {
 				a := newAskedOn(t, supervisor, "")
 				a.Host = beside
 				tree, err := proc.Tree(a.placeInits()[0])
-				if err != nil || len(tree) < 2 {
+				if err != nil || len(tree) < 3 {
 					t.Fatal(tree, err)
 				}
-				root := strconv.Itoa(tree[1])
+				root := strconv.Itoa(tree[2]) // below the sandbox's first process and the job's
 				args := map[string][]string{"jobs checkpoint": {"jobs", "checkpoint", "train"}, "suspend": {"suspend", "-p", root}}
 				first := a.CucriuCommand(args[test.first]...)
 				if err := first.Start(); err != nil {
