@@ -13,11 +13,11 @@ import (
 )
 
 // Settle makes the images that criu has just written those of a job that is restored elsewhere and judged by
-// others: see clearDeathSignal, addEmpty and keepOrphans. Images that a program streams elsewhere are not there, and stay
-// as they are.
+// others: see clearDeathSignal, addEmpty and keepOrphans. Images that are not there, because a program streams them
+// elsewhere, stay as they are. That some are missing which should be there is found by whoever reads them.
 func Settle(dir string) error {
 	tree, err := readTasks(dir)
-	if errors.Is(err, fs.ErrNotExist) && IsStreamed(dir) {
+	if errors.Is(err, fs.ErrNotExist) {
 		return nil
 	}
 	if err == nil {

@@ -21,7 +21,8 @@ func (w *world) cudaSocket() string {
 	if err := unix.Stat(fmt.Sprintf("/proc/%d/ns/pid", place.Init.PID), &namespace); err != nil {
 		w.t.Fatal(err)
 	}
-	return fmt.Sprintf("@cuda-uvmfd-%d-%d", namespace.Ino, place.Root)
+	command := place.Root + 1 // started by the job's first process, before anything else
+	return fmt.Sprintf("@cuda-uvmfd-%d-%d", namespace.Ino, command)
 }
 
 // TestTwoLongJobsOnOneHost: the kernel gives the number of a pid namespace again, and jobs have the
