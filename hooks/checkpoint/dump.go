@@ -46,16 +46,19 @@ func Dump(ctx context.Context, hook *hooks.Hook, dir string, options Options) (R
 	if err != nil {
 		return refused(err)
 	}
-	partial, claim, err := hook.NewPartial(dir)
+	if foreign := durable.CheckPath("parent directory", filepath.Dir(dir), 0); foreign != nil && os.Geteuid() == 0 {
+		hook.Log.Warn("others can remove or replace the image", "why", foreign)
+	}
+	partial, err := hook.NewPartial(dir)
 	if err != nil {
 		return refused(err)
 	}
-	defer claim.Close()
+	defer partial.Close()
 	complete := false // whether there is an image
 	needed := false   // whether the job has yet to be restored from partial
 	defer func() {
-		if !needed {
-			os.RemoveAll(partial) // after a success it has the name of dir
+		if !needed && !complete {
+			_ = partial.Remove()
 		}
 	}()
 	var locked time.Time // when the job came to a halt
@@ -90,22 +93,22 @@ func Dump(ctx context.Context, hook *hooks.Hook, dir string, options Options) (R
 		// Not earlier: where no process uses CUDA, the hook removes what it takes for an earlier
 		// dump's.
 		if record != nil {
-			err = record.Write(partial)
+			err = record.Write(partial.Dir())
 		}
 		if err == nil {
-			err = image.Publish(partial, dir)
+			err = partial.Publish()
 		}
 		if complete = err == nil; !complete {
 			unpublished = fmt.Errorf("the image could not be put in place: %w", err)
 		}
 		return unpublished
 	}
-	d, err := start(&noting, journal.KindDump, options, partial)
+	d, err := start(&noting, journal.KindDump, options, partial.Dir())
 	if err != nil {
 		return refused(err)
 	}
 	defer d.close()
-	d.stage.Prefetched, d.stage.Claim = prefetched, claim
+	d.stage.Prefetched, d.stage.Claim, d.stage.ImagePath = prefetched, partial.Claim, partial.Path()
 	if relinks {
 		d.stage.Stopped = func() error {
 			removed, err := inspect.RemovedNames(int(options.RPC.GetPid()))
@@ -123,7 +126,7 @@ func Dump(ctx context.Context, hook *hooks.Hook, dir string, options Options) (R
 			if hook.Progress != nil {
 				hook.Progress(&journal.Record{}, StepTrial)
 			}
-			trial = options.try(ctx, hook, partial, record)
+			trial = options.try(ctx, hook, partial.Dir(), record)
 			if ctx.Err() != nil {
 				return fmt.Errorf("%w: cancelled during the trial restore", context.Cause(ctx))
 			}
@@ -178,7 +181,7 @@ func Dump(ctx context.Context, hook *hooks.Hook, dir string, options Options) (R
 		}
 	}
 	for _, name := range []string{options.RPC.GetLogFile(), "stats-dump"} {
-		if err := copyFile(filepath.Join(d.workDir, name), filepath.Join(dir, name)); err != nil && options.WorkDir == "" {
+		if err := copyFile(filepath.Join(d.workDir, name), filepath.Join(partial.Dir(), name)); err != nil && options.WorkDir == "" {
 			hook.Log.Debug("criu's log is not beside the image", "error", err)
 		}
 	}

@@ -34,7 +34,7 @@ func TestAZeroHookHasTheDefaults(t *testing.T) {
 			}
 		})
 	}
-	if _, _, err := h.NewPartial(filepath.Join(t.TempDir(), "images")); err != nil {
+	if _, err := h.NewPartial(filepath.Join(t.TempDir(), "images")); err != nil {
 		t.Error(err)
 	}
 	if h.Filled().Config.RunDir != config.Default().RunDir || h.Config.RunDir != "" {

@@ -1,49 +1,17 @@
 package image
 
 import (
-	"context"
 	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
 	"slices"
-	"strconv"
-	"strings"
 
 	"golang.org/x/sys/unix"
 
 	"cucriu/internal/durable"
 	"cucriu/internal/fault"
-	"cucriu/internal/proc"
 )
-
-// An image directory is complete or absent. criu writes into a partial directory beside it,
-// which gets the final name once everything in it is on disk.
-
-const partialInfix = ".partial-" // between the directory's name and the pid of the process that writes it
-
-// NewPartial makes the directory that criu writes into until the image is complete and can get
-// its name, dir. dir must not exist yet, or be empty: a dump never overwrites another.
-// NewPartial removes what a killed dump under the same name left behind, except the directories
-// that needed returns true for, and refuses one that is at work. The file claims the directory: see
-// isClaimed.
-func NewPartial(dir string, needed func(partial string) bool) (string, *os.File, error) {
-	if err := CheckVacant(dir); err != nil {
-		return "", nil, err
-	}
-	if err := removeStalePartials(dir, needed); err != nil {
-		return "", nil, err
-	}
-	partial := dir + partialInfix + strconv.Itoa(os.Getpid())
-	if err := unix.Mkdir(partial, 0o700); err != nil {
-		return "", nil, fault.New(fmt.Sprintf("no directory can be made in %s: %v", filepath.Dir(dir), err), "name an image directory elsewhere")
-	}
-	claim, err := os.Open(partial)
-	if err == nil {
-		_ = unix.Flock(int(claim.Fd()), unix.LOCK_EX) // not every file system has locks
-	}
-	return partial, claim, err
-}
 
 // CheckVacant refuses a directory that cannot become an image directory: it must not exist yet, or be
 // empty. CheckVacant touches nothing.
@@ -121,50 +89,6 @@ func MakeParent(dir string) (made []string, err error) {
 	return durable.MakeDirs("parent directory", filepath.Dir(dir))
 }
 
-// removeStalePartials removes the partial directories of dir whose writer has ended, except
-// those that are needed.
-func removeStalePartials(dir string, needed func(string) bool) error {
-	entries, err := os.ReadDir(filepath.Dir(dir))
-	if err != nil {
-		return fmt.Errorf("image directory: %w", err)
-	}
-	for _, entry := range entries {
-		pid, isPartial := strings.CutPrefix(entry.Name(), filepath.Base(dir)+partialInfix)
-		writer, err := strconv.Atoi(pid)
-		if !isPartial || err != nil || !entry.IsDir() {
-			continue
-		}
-		partial := filepath.Join(filepath.Dir(dir), entry.Name())
-		claimed := isClaimed(partial)
-		process, err := proc.Open(writer)
-		if err == nil {
-			process.Close()
-			if claimed {
-				return fault.New(fmt.Sprintf("another dump into %s is at work (process %d)", dir, writer), "name another image directory")
-			}
-			continue
-		}
-		if claimed || needed(partial) {
-			continue // claimed: its writer lives, in another pid namespace, or its watcher
-		}
-		if err := os.RemoveAll(partial); err != nil {
-			return fmt.Errorf("remove the leftovers of a killed dump: %w", err)
-		}
-	}
-	return nil
-}
-
-// isClaimed reports whether a running dump has claimed a directory. It works across pid
-// namespaces.
-func isClaimed(dir string) bool {
-	f, err := os.Open(dir)
-	if err != nil {
-		return false
-	}
-	defer f.Close()
-	return errors.Is(unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB), unix.EWOULDBLOCK)
-}
-
 // LockRestore refuses a second restore of an image, until the file that it returns is closed or this
 // process ends; nil if there is nothing to lock. It locks no directory: a dump's watcher may have it.
 func LockRestore(dir string) (*os.File, error) {
@@ -177,28 +101,4 @@ func LockRestore(dir string) (*os.File, error) {
 		return nil, fault.New(fmt.Sprintf("image directory %s: another restore of this image is at work", dir), "wait until it is over")
 	}
 	return f, nil
-}
-
-// IsPartial reports whether a directory was made by [NewPartial].
-func IsPartial(dir string) bool { return strings.Contains(filepath.Base(dir), partialInfix) }
-
-// FinalName returns the name that a partial directory gets once it is complete. Any other
-// directory has its final name.
-func FinalName(dir string) string {
-	if !IsPartial(dir) {
-		return dir
-	}
-	name, _, _ := strings.Cut(filepath.Base(dir), partialInfix)
-	return filepath.Join(filepath.Dir(dir), name)
-}
-
-// Publish gives a complete image its name, after every byte of it is on disk.
-func Publish(partial, dir string) error {
-	if err := durable.SyncTree(context.Background(), partial); err != nil {
-		return fmt.Errorf("image directory: %w", err)
-	}
-	if err := unix.Rename(partial, dir); err != nil { // os.Rename refuses to replace an empty directory
-		return fmt.Errorf("image directory %s: %w", dir, err)
-	}
-	return durable.Sync(filepath.Dir(dir))
 }

@@ -3,7 +3,6 @@ package session
 import (
 	"errors"
 	"log/slog"
-	"os"
 	"runtime"
 	"slices"
 	"strings"
@@ -158,7 +157,7 @@ func MembersOfTree(root int) ([]journal.Member, error) {
 
 // NewPartial makes the folder that criu writes into. It leaves alone what a killed dump has left there,
 // if that dump's job has yet to be restored from it. See [image.NewPartial].
-func (env *Env) NewPartial(dir string) (string, *os.File, error) {
+func (env *Env) NewPartial(dir string) (*image.Partial, error) {
 	env = env.Filled()
 	return image.NewPartial(dir, func(partial string) bool {
 		session, err := neededBy(env.Config.RunDir, partial)

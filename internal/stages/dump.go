@@ -59,7 +59,7 @@ func (c *call) preDump(ctx context.Context) (err error) {
 	defer func() {
 		d.lanes.stopCopies()
 		if err != nil {
-			err = d.Failed(err)
+			err = d.Failed(c.named(err))
 		}
 		d.lanes.close()
 		d.claim.Close()

@@ -1,12 +1,14 @@
 package stages
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
 	"os"
 	"slices"
 	"strconv"
+	"strings"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -24,8 +26,10 @@ import (
 // Stage is what criu tells an action script through its environment.
 type Stage struct {
 	Action   string // CRTOOLS_SCRIPT_ACTION
-	ImageDir string // CRTOOLS_IMAGE_DIR: /proc/PID/fd/N of criu itself; with a Client, the directory's path
-	InitPID  string // CRTOOLS_INIT_PID: the root task, a pid that criu's caller sees
+	ImageDir string // CRTOOLS_IMAGE_DIR: /proc/PID/fd/N of criu itself; with a Client, a path of its own for it
+	// ImagePath is the image directory's name, if a Client reaches it by another path.
+	ImagePath string
+	InitPID   string // CRTOOLS_INIT_PID: the root task, a pid that criu's caller sees
 
 	// Stopped is called at pre-dump once no process of the tree runs or, if none uses CUDA, before criu
 	// stops them. It is nil if there is nothing to do. If it returns an error, the dump fails.
@@ -65,13 +69,33 @@ func StageFrom(getenv func(string) string) Stage {
 // imagePath returns the path of the image directory, for messages and the journal.
 func (s Stage) imagePath() (string, error) {
 	if s.Client != nil {
-		return s.ImageDir, nil
+		return cmp.Or(s.ImagePath, s.ImageDir), nil
 	}
 	path, err := os.Readlink(s.ImageDir)
 	if err != nil {
 		return "", fmt.Errorf("image directory: %w", err)
 	}
 	return path, nil
+}
+
+// named returns an error whose text has the name of the image directory in place of a descriptor's.
+func (c *call) named(err error) error {
+	path, pathErr := c.stage.imagePath()
+	if err == nil || pathErr != nil || path == c.stage.ImageDir {
+		return err
+	}
+	return &namedError{err, c.stage.ImageDir, path}
+}
+
+type namedError struct {
+	error
+	dir, path string
+}
+
+func (e *namedError) Unwrap() error { return e.error }
+
+func (e *namedError) Error() string {
+	return strings.NewReplacer(e.dir+"/", e.path+"/", e.dir+":", e.path+":").Replace(e.error.Error())
 }
 
 func (s Stage) root() (int, error) {
@@ -142,7 +166,7 @@ func Serve(ctx context.Context, env *session.Env, criu *criuutil.Criu, stage Sta
 		return nil
 	}
 	c := &call{env.Filled(), criu, stage, timeline.SinceBoot()}
-	err := do(c, ctx)
+	err := c.named(do(c, ctx))
 	if beginsRequest(stage.Action) && preflight.Refused(err) && ctx.Err() == nil {
 		c.keepRefusal(err)
 	}
@@ -180,7 +204,11 @@ func (c *call) keepRefusal(err error) {
 		dir = ""
 	}
 	r.ImageDir = image.FinalName(dir)
-	c.KeepRefusal(r, err, c.stage.ImageDir, r.ImageDir)
+	rename := []string{c.stage.ImageDir, r.ImageDir}
+	if dir != "" {
+		rename = append(rename, dir, r.ImageDir)
+	}
+	c.KeepRefusal(r, err, rename...)
 }
 
 // openSession finds and locks the open session of the criu. It returns nil if there is none: then no

@@ -1,0 +1,84 @@
+package image
+
+import (
+	"errors"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+)
+
+func newPartial(t *testing.T) (p *Partial, parent string) {
+	t.Helper()
+	parent = t.TempDir()
+	p, err := NewPartial(filepath.Join(parent, "images"), func(string) bool { return false })
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(p.Close)
+	return p, parent
+}
+
+func isEmpty(t *testing.T, dir string) {
+	t.Helper()
+	if left, err := os.ReadDir(dir); err != nil || len(left) > 0 {
+		t.Errorf("%s: %v, %v", dir, left, err)
+	}
+}
+
+// TestAPartialDirectoryIsWhatWasMade: somebody else puts a link to another directory in its place.
+func TestAPartialDirectoryIsWhatWasMade(t *testing.T) {
+	p, parent := newPartial(t)
+	victim, moved := t.TempDir(), filepath.Join(parent, "moved")
+	if err := errors.Join(os.Rename(p.Path(), moved), os.Symlink(victim, p.Path())); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(filepath.Join(p.Dir(), "pages"), nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	isEmpty(t, victim)
+	if _, err := os.Stat(filepath.Join(moved, "pages")); err != nil {
+		t.Error(err)
+	}
+	if err := p.Publish(); err == nil || !strings.Contains(err.Error(), "was replaced") {
+		t.Errorf("publish: %v", err)
+	}
+	if err := p.Remove(); err == nil {
+		t.Error("it was removed by a name that is another's")
+	}
+	isEmpty(t, moved)
+}
+
+// TestAnotherDirectoryIsNotTakenForTheNew: it is another user's, or holds something.
+func TestAnotherDirectoryIsNotTakenForTheNew(t *testing.T) {
+	for name, change := range map[string]func(dir string) error{
+		"another user's": func(dir string) error { return os.Chown(dir, 1000, 1000) },
+		"another image":  func(dir string) error { return os.WriteFile(filepath.Join(dir, "inventory.img"), nil, 0o600) },
+	} {
+		t.Run(name, func(t *testing.T) {
+			p, _ := newPartial(t)
+			if err := change(p.Dir()); err != nil {
+				t.Fatal(err)
+			}
+			if err := p.requireOurs(); err == nil || !strings.Contains(err.Error(), "was replaced") {
+				t.Errorf("accepted: %v", err)
+			}
+		})
+	}
+}
+
+func TestAPublishedImageHasItsName(t *testing.T) {
+	p, parent := newPartial(t)
+	images := filepath.Join(parent, "images")
+	if err := errors.Join(os.WriteFile(filepath.Join(p.Dir(), "a"), nil, 0o600), os.Mkdir(images, 0o755), p.Publish()); err != nil {
+		t.Fatal(err)
+	}
+	for _, dir := range []string{images, p.Dir()} {
+		if _, err := os.Stat(filepath.Join(dir, "a")); err != nil {
+			t.Error(err)
+		}
+	}
+	if _, err := os.Lstat(p.Path()); !errors.Is(err, os.ErrNotExist) {
+		t.Errorf("the partial directory is still there: %v", err)
+	}
+}
