@@ -125,6 +125,9 @@ func (s *treeSource) judge(ctx context.Context) (err error) {
 	if err := s.result.Report.Err(); err != nil {
 		return err
 	}
+	if !s.options.DryRun { // whose table has them; those of this end are the dump's, too
+		s.hook.Warn(s.options.Host, there.Findings)
+	}
 	return errors.Join(s.foreseeFiles(ctx), reach(ctx, "migrate.judged"))
 }
 

@@ -80,14 +80,22 @@ func (env *Env) Refuse(findings preflight.Findings) error {
 		return err
 	}
 	findings = env.Judge(findings)
+	env.Warn("", findings)
+	return findings.Err()
+}
+
+// Warn logs the warnings among findings that are judged, of another host if one is named.
+func (env *Env) Warn(host string, findings preflight.Findings) {
 	for _, f := range findings.Of(preflight.SeverityWarning) {
 		text := f.String()
+		if host != "" {
+			text = "at " + host + ": " + text
+		}
 		if f.Forced {
 			text += " (overridden)"
 		}
-		env.Log.Warn(text, "finding", f.Name)
+		env.Filled().Log.Warn(text, "finding", f.Name)
 	}
-	return findings.Err()
 }
 
 // ExplainTaken has the findings about pids in use say so if it is the job itself that has them: one that was

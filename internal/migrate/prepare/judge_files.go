@@ -111,14 +111,13 @@ func (l *fileLook) file(n int) {
 		l.there++
 	case f.Written && l.job.copyable(f) && l.policy == CopyChanged:
 		l.copy(n)
-	case f.AppendOnly && uint32(stat.Mode) == f.Mode:
-		l.there++
-		l.problem(preflight.SeverityWarning, f.PID, preflight.FindingFileDiffers, f.Path+" is a different file here, to which the job will append",
-			"keep it on a file system that both hosts have mounted, or --copy-files=changed replaces this host's")
 	default:
 		remedy := "put the job's file there, or move the job to a host that has it"
+		if f.Written {
+			remedy = "keep it on a file system that both hosts have mounted"
+		}
 		if f.Written && l.job.copyable(f) {
-			remedy = "keep it on a file system that both hosts have mounted, or --copy-files=changed replaces this host's"
+			remedy += ", or --copy-files=changed replaces this host's"
 		}
 		l.problem(preflight.SeverityError, f.PID, preflight.FindingFileDiffers, f.Path+" "+what, remedy)
 	}
@@ -152,7 +151,10 @@ func (l *fileLook) difference(f *File, stat unix.Statx_t) string {
 	if int64(stat.Size) != f.Size && !f.AppendOnly {
 		return fmt.Sprintf("has %d bytes, but the job's has %d", stat.Size, f.Size)
 	}
-	if f.Written {
+	switch {
+	case f.AppendOnly: // what it has written would be in two halves, one on each host
+		return "is a different file here, to which the job would append"
+	case f.Written:
 		return "is not the file into which the job writes"
 	}
 	if f.BuildID != "" {

@@ -165,7 +165,16 @@ var fileChanges = []change{
 			f := file(t, j, "text")
 			f.Written, f.AppendOnly, f.Size, f.Identity.Inode = true, true, 100, f.Identity.Inode+1
 		},
-		want: []string{"warning file-differs"}, words: []string{"to which the job will append"},
+		want: []string{"error file-differs"}, words: []string{"to which the job would append", "--copy-files=changed"},
+	},
+	{
+		name: "a log that the job appends to, with others, and that is another here", change: func(t *testing.T, j *Job, room *Room) {
+			elsewhere(j)
+			room.Copy = CopyChanged
+			f := file(t, j, "text")
+			f.Written, f.AppendOnly, f.Shared, f.Identity.Inode = true, true, true, f.Identity.Inode+1
+		},
+		want: []string{"error file-differs"}, words: []string{"keep it on a file system that both hosts have mounted"},
 	},
 	{
 		name: "a file that the job writes, on the same machine", change: func(t *testing.T, j *Job, _ *Room) {
