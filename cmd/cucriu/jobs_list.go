@@ -86,8 +86,11 @@ func writeJobs(out io.Writer, all []jobs.Local) {
 			next = "in " + short(time.Until(l.Next))
 		}
 		table.row(l.Name, l.Describe(), pid, checkpoint, age, next, l.Dir)
-		if l.State == jobs.StateUnattended {
+		switch l.State {
+		case jobs.StateUnattended:
 			table.below("run the same cucriu run command again to resume supervision")
+		case jobs.StateHalted:
+			table.below("its cucriu run makes no checkpoints while it is stopped: " + jobs.HaltedRemedy(l.PID))
 		}
 		if text := l.NotProtected(); text != "" {
 			table.below(text)

@@ -12,6 +12,8 @@ import (
 	"strings"
 	"time"
 
+	"golang.org/x/sys/unix"
+
 	"cucriu/hooks/preflight"
 	"cucriu/internal/fault"
 	"cucriu/internal/proc"
@@ -46,6 +48,12 @@ func Ask(ctx context.Context, runDir string, job Local, r Request, progress func
 		return Answer{}, NoSupervisor(job)
 	}
 	defer conn.Close()
+	if pid := stoppedListener(conn); pid != 0 {
+		return Answer{}, preflight.AsRefusal(halted(job, pid))
+	}
+	ctx, cancel := context.WithCancelCause(ctx)
+	defer cancel(nil)
+	go lookWhetherStopped(ctx, conn, func(pid int) { cancel(halted(job, pid)) })
 	stop := context.AfterFunc(ctx, func() { conn.Close() })
 	defer stop()
 	if err := json.NewEncoder(conn).Encode(r); err != nil {
@@ -75,13 +83,60 @@ func Ask(ctx context.Context, runDir string, job Local, r Request, progress func
 }
 
 // dial connects to the supervisor that listens in a folder of the run directory.
-func dial(folder string) (net.Conn, error) {
+func dial(folder string) (*net.UnixConn, error) {
 	dir, err := os.Open(folder)
 	if err != nil {
 		return nil, err
 	}
 	defer dir.Close()
-	return net.Dial("unix", proc.PathIn(dir, socketName))
+	return net.DialUnix("unix", nil, &net.UnixAddr{Name: proc.PathIn(dir, socketName), Net: "unix"})
+}
+
+// halted says that the supervisor of a job, this process, is stopped.
+func halted(job Local, pid int) error {
+	return fault.New(fmt.Sprintf("the cucriu run of %s, process %d, is stopped (as by Ctrl-Z)", job.Name, pid), HaltedRemedy(pid))
+}
+
+// HaltedRemedy says how a supervisor that is stopped continues.
+func HaltedRemedy(pid int) string {
+	return fmt.Sprintf("continue it with fg in its shell, or kill -CONT %d", pid)
+}
+
+// stoppedListener returns the process that listens at the other end if it is stopped, else 0. The kernel connects
+// to it all the same.
+func stoppedListener(conn *net.UnixConn) (pid int) {
+	raw, err := conn.SyscallConn()
+	if err != nil {
+		return 0
+	}
+	_ = raw.Control(func(fd uintptr) {
+		if peer, err := unix.GetsockoptUcred(int(fd), unix.SOL_SOCKET, unix.SO_PEERCRED); err == nil {
+			pid = int(peer.Pid) // 0 in a pid namespace that does not have it
+		}
+	})
+	if stopped, err := proc.Stopped(pid); pid == 0 || err != nil || !stopped {
+		return 0
+	}
+	return pid
+}
+
+// stopLook is how often to look whether a supervisor is stopped. One that is at two looks stays so until somebody continues it.
+const stopLook = time.Second
+
+func lookWhetherStopped(ctx context.Context, conn *net.UnixConn, stopped func(pid int)) {
+	for times := 0; times < 2; {
+		select {
+		case <-ctx.Done():
+			return
+		case <-time.After(stopLook):
+		}
+		pid := stoppedListener(conn)
+		if times++; pid == 0 {
+			times = 0
+		} else if times == 2 {
+			stopped(pid)
+		}
+	}
 }
 
 // notFound says that there is no such job, or more than one.

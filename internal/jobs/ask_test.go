@@ -1,12 +1,17 @@
 package jobs
 
 import (
+	"bufio"
 	"errors"
+	"fmt"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"strings"
 	"testing"
 	"time"
+
+	"golang.org/x/sys/unix"
 
 	"cucriu/hooks/preflight"
 	"cucriu/internal/durable"
@@ -125,4 +130,64 @@ func TestThereIsNoSupervisorToAsk(t *testing.T) {
 			t.Errorf("%s: %v, want %q", state, err, says)
 		}
 	}
+}
+
+// TestASupervisorThatIsStoppedIsNotAsked: the kernel takes connections for it, and nobody would ever answer.
+func TestASupervisorThatIsStoppedIsNotAsked(t *testing.T) {
+	runDir, dir := t.TempDir(), filepath.Join(t.TempDir(), "D")
+	newJobDir(t, runDir, dir, "train", func(*Local) {})
+	const listens = "import socket, sys\ns = socket.socket(socket.AF_UNIX); s.bind(sys.argv[1]); s.listen()\n" +
+		"print(flush=True)\nc = [s.accept()]\nwhile True: c.append(s.accept())"
+	super := exec.Command("python3", "-c", listens, filepath.Join(localDir(runDir, dir), socketName))
+	out, err := super.StdoutPipe()
+	if err = errors.Join(err, super.Start()); err != nil {
+		t.Fatal(err)
+	}
+	defer func() {
+		_ = super.Process.Kill()
+		_ = super.Wait()
+	}()
+	if _, err := bufio.NewReader(out).ReadString('\n'); err != nil {
+		t.Fatal(err)
+	}
+	find := func(want State) Local {
+		t.Helper()
+		l, err := Find(runDir, dir)
+		if err != nil || l.State != want {
+			t.Fatalf("%+v, %v: want %s", l, err, want)
+		}
+		return l
+	}
+	halt := func() {
+		t.Helper()
+		if err := super.Process.Signal(unix.SIGSTOP); err != nil {
+			t.Fatal(err)
+		}
+		for stopped := false; !stopped; {
+			if stopped, err = proc.Stopped(super.Process.Pid); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+	says := fmt.Sprintf("kill -CONT %d", super.Process.Pid)
+	l := find(StateRunning)
+
+	answers := make(chan error)
+	go func() {
+		_, err := Ask(t.Context(), runDir, l, Request{Op: life.AskPause}, nil)
+		answers <- err
+	}()
+	halt() // it may have the request or not: nobody waits for it without a word
+	if err := <-answers; err == nil || !strings.Contains(err.Error(), says) {
+		t.Errorf("%v, want %q", err, says)
+	}
+
+	l = find(StateHalted)
+	if _, err := Ask(t.Context(), runDir, l, Request{Op: life.AskPause}, nil); !preflight.Refused(err) || !strings.Contains(err.Error(), says) {
+		t.Errorf("%v, want a refusal with %q", err, says)
+	}
+	if err := super.Process.Signal(unix.SIGCONT); err != nil {
+		t.Fatal(err)
+	}
+	find(StateRunning)
 }

@@ -44,6 +44,8 @@ const (
 	StateArriving   State = "arriving" // it is on its way to this host
 	// StateUnattended is a job that runs although its supervisor has gone.
 	StateUnattended State = "no supervisor"
+	// StateHalted is a job whose supervisor is stopped, as by Ctrl-Z: it makes no checkpoints and answers nobody.
+	StateHalted State = "supervisor stopped"
 	// StateGone is a job that was killed together with its supervisor.
 	StateGone State = "killed"
 	// StateIdle is a job that does not run here, and this host does not know why.
@@ -256,6 +258,9 @@ func readLocal(folder string) (Local, error) {
 	}
 	conn, err := dial(folder)
 	if err == nil {
+		if stoppedListener(conn) != 0 {
+			l.State, l.Next = StateHalted, time.Time{}
+		}
 		return l, conn.Close()
 	}
 	l.PID, l.Next = 0, time.Time{}
