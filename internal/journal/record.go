@@ -194,6 +194,21 @@ const (
 	StepPostResume Step = "post-resume"
 )
 
+// Owners are the programs that take an open session on while they live: a criu calls its hook again, a watcher waits
+// for its turn.
+func (r *Record) Owners() (owners []proc.Ident) {
+	if r.Kind != KindRestore || r.Step != StepPostResume { // after that criu calls nobody, and lives on for as long as the job
+		owners = append(owners, r.Criu)
+	}
+	if r.Watcher != nil {
+		owners = append(owners, *r.Watcher)
+	}
+	if r.Hold.Undecided() {
+		owners = append(owners, r.Hold.Holder)
+	}
+	return owners
+}
+
 // Suspended reports whether the session's processes stay checkpointed because the user asked for it.
 // Only a resume continues such a session.
 func (r *Record) Suspended() bool {

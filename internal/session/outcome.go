@@ -207,6 +207,10 @@ func StatusOf(s *journal.Session) Status {
 	if s.Suspended() && len(s.Members) > 0 && len(OutcomeOf(s.Members).Alive) == 0 {
 		status.Message = "ended while suspended; cucriu recover closes the session"
 	}
+	alive := func(id proc.Ident) bool { return id.Alive() }
+	if s.Outcome == "" && status.Message == "" && !s.Suspended() && !s.Elsewhere() && !slices.ContainsFunc(s.Owners(), alive) {
+		status.Message = "what worked on it has ended: cucriu recover brings it to its end"
+	}
 	if s.Root != nil {
 		status.RootPID = s.Root.PID
 	}

@@ -160,17 +160,7 @@ func recoverOne(ctx context.Context, env *session.Env, waiting context.Context, 
 // yet. If an owner is in another pid namespace, nobody here can tell whether it lives, and owned
 // reports that.
 func owned(ctx context.Context, s *session.Session) (elsewhere bool, err error) {
-	owners := []proc.Ident{s.Criu}
-	if s.Kind == journal.KindRestore && s.Step == journal.StepPostResume {
-		owners = nil // criu calls nobody after that, and lives on for as long as the job
-	}
-	if s.Watcher != nil {
-		owners = append(owners, *s.Watcher)
-	}
-	if s.Hold.Undecided() {
-		owners = append(owners, s.Hold.Holder)
-	}
-	for _, id := range owners {
+	for _, id := range s.Owners() {
 		owner, err := proc.Reopen(id)
 		switch {
 		case errors.Is(err, proc.ErrGone):
