@@ -28,7 +28,8 @@ import (
 type checkpointer struct {
 	*core
 	costs    costs
-	failures int // attempts at a checkpoint since the last one
+	failures int   // attempts at a checkpoint since the last one
+	noRoom   int64 // what was free in Dir, in bytes, when the last one did not fit; 0 if it did
 	trial    trial
 	// housekeeping is the context of what a preemption does not wait for but ends.
 	housekeeping    context.Context
@@ -37,8 +38,16 @@ type checkpointer struct {
 
 // checkpoint makes a checkpoint of the running job, and tells how that went.
 func (s *checkpointer) checkpoint(ctx context.Context, reason string) (store.Checkpoint, error) {
-	c, err := s.makeCheckpoint(ctx, reason, false)
+	// Else the job would be paused, and copied, for nothing.
+	err := preflight.AsRefusal(s.store.CheckRoom(s.noRoom))
+	var c store.Checkpoint
+	if err == nil {
+		c, err = s.makeCheckpoint(ctx, reason, false)
+	}
 	if err != nil {
+		if errors.Is(err, unix.ENOSPC) {
+			err = fmt.Errorf("%w; cucriu jobs prune %s --keep 1 removes older checkpoints", err, s.name)
+		}
 		s.tell(Event{Event: EventFailed, Message: fmt.Sprintf("no checkpoint: %v", err)})
 		s.status.note(func(l *Local) { l.Missed++ })
 		return c, err
@@ -206,6 +215,10 @@ func (s *checkpointer) checkpointBy(ctx context.Context, base, reason string, en
 		return store.Checkpoint{}, err
 	}
 	c, err := s.publish(ctx, made, info, end)
+	s.noRoom = 0
+	if full := new(store.NoRoomError); errors.As(err, &full) {
+		s.noRoom = full.Had
+	}
 	if err != nil && end {
 		return c, fmt.Errorf("%w; the image is complete, and the same command on this host makes a checkpoint of it", err)
 	}

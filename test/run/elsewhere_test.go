@@ -209,7 +209,8 @@ func TestAFullDiskHarmsNeitherTheJobNorItsCheckpoints(t *testing.T) {
 		if out, err := exec.Command("dd", "if=/dev/zero", "of="+ballast, "bs=64k").CombinedOutput(); err == nil {
 			t.Fatalf("the disk is not full: %s", out)
 		}
-		r.says("no space left on device")
+		r.says("free for a checkpoint") // said before the job is paused
+		r.says("cucriu jobs prune ")
 		w.ticks(5)
 		// What there is still restores, on the full disk.
 		r.killsAll()

@@ -355,12 +355,45 @@ func (r *room) take(dir string, n int) error {
 	if err := unix.Statfs(dir, &disk); err != nil {
 		return os.NewSyscallError("statfs", err)
 	}
-	size, free := int64(disk.Blocks)*disk.Bsize, int64(disk.Bavail)*disk.Bsize
-	reserve := min(reserveBytes, size/32)
+	free := freeOn(disk)
 	// Another process may write as well: the room is not taken up to the last byte.
-	if r.left = min(r.left, (free-reserve)/2-int64(n)); free-int64(n) < reserve {
-		had := max(0, free+r.taken-int64(n)-reserve)
-		return fault.Because(unix.ENOSPC, fmt.Sprintf("the image takes up to %s, and %s has %s free for it", units.Size(r.need), filepath.Dir(dir), units.Size(had)), fmt.Sprintf("free %s there", units.Size(max(r.need, r.taken)-had)))
+	if r.left = min(r.left, free/2-int64(n)); free < int64(n) {
+		had := max(0, free+r.taken-int64(n))
+		err := fault.Because(unix.ENOSPC, fmt.Sprintf("the image takes up to %s, and %s has %s free for it", units.Size(r.need), filepath.Dir(dir), units.Size(had)),
+			fmt.Sprintf("free %s there", units.Size(max(r.need, r.taken)-had)))
+		return &NoRoomError{err, had}
 	}
 	return nil
+}
+
+// NoRoomError says that a checkpoint did not fit.
+type NoRoomError struct {
+	error
+	Had int64 // bytes that were free for it
+}
+
+func (e *NoRoomError) Unwrap() error { return e.error }
+
+// CheckRoom fails if there is not more room for a checkpoint than had bytes, in which one did not fit: what is new
+// since the last checkpoint only grows.
+func (s *Store) CheckRoom(had int64) error {
+	dir := s.path(CheckpointsDir)
+	var disk unix.Statfs_t
+	if err := unix.Statfs(dir, &disk); err != nil {
+		return os.NewSyscallError("statfs", err)
+	}
+	free := freeOn(disk)
+	if free > had {
+		return nil
+	}
+	meaning := fmt.Sprintf("%s has %s free for a checkpoint", dir, units.Size(max(0, free)))
+	if had > 0 {
+		meaning += ", no more than when one did not fit"
+	}
+	return fault.Because(unix.ENOSPC, meaning, "free more there")
+}
+
+// freeOn is how much of a disk a checkpoint may take.
+func freeOn(disk unix.Statfs_t) int64 {
+	return int64(disk.Bavail)*disk.Bsize - min(reserveBytes, int64(disk.Blocks)*disk.Bsize/32)
 }

@@ -155,6 +155,15 @@ func TestAFullDiskHarmsNoOlderCheckpoint(t *testing.T) {
 	if diff := cmp.Diff(before, content(t, s.dir)); diff != "" {
 		t.Fatal("the directory is not as it was")
 	}
+	// The next one need not be tried before there is more room.
+	full := new(NoRoomError)
+	if !errors.As(err, &full) || full.Had <= 0 {
+		t.Fatalf("%v does not say what was free", err)
+	}
+	if err := s.CheckRoom(full.Had); !errors.Is(err, unix.ENOSPC) || !strings.Contains(err.Error(), "no more than when one did not fit") {
+		t.Errorf("%v", err)
+	}
+	must(t, s.CheckRoom(full.Had-flushBytes))
 	var fs unix.Statfs_t
 	must(t, unix.Statfs(disk, &fs))
 
@@ -165,6 +174,9 @@ func TestAFullDiskHarmsNoOlderCheckpoint(t *testing.T) {
 	must(t, s.Close())
 	fillDisk(t, disk)
 	s = openStore(t, s.dir)
+	if err := s.CheckRoom(0); !errors.Is(err, unix.ENOSPC) {
+		t.Errorf("%v", err)
+	}
 	wantWhole(t, s, "000001 000002")
 	removed, err := s.Prune(t.Context(), Policy{Keep: 1})
 	must(t, err)
