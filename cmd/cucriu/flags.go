@@ -21,6 +21,7 @@ import (
 	"cucriu/hooks/preflight"
 	"cucriu/internal/gpumap"
 	"cucriu/internal/inspect"
+	"cucriu/internal/migrate"
 	"cucriu/internal/proc"
 	"cucriu/internal/quote"
 	"cucriu/internal/units"
@@ -209,6 +210,14 @@ func sizeFlag(cmd *cobra.Command, to *int64, name, usage string) {
 		*to, err = units.ParseSize(text)
 		return err
 	}}, name, usage)
+}
+
+// portsFlag adds the option for the ports of a migration's data.
+func portsFlag(cmd *cobra.Command, to *string, usage string) {
+	cmd.Flags().Var(&value{kind: "string", set: func(text string) error {
+		*to = text
+		return migrate.CheckPorts(text)
+	}}, "ports", usage)
 }
 
 // word stands for a value of an option.

@@ -88,7 +88,7 @@ name them in --remote-cucriu at the source, or in a wrapper there.`,
 	flags.StringVar(&relay, "relay", "", "connect the standard streams to this address of the host itself (cucriu migrate --via ssh sets this)")
 	flags.StringVar(&o.Stage, "stage", "", "a directory for the image (default: /dev/shm, in memory)")
 	flags.StringArrayVar(&o.Bind, "bind", nil, "an address on which to receive the data (default: all); may be repeated")
-	flags.StringVar(&o.Ports, "ports", "", "a port on which to receive the data, or a range such as 7000-7010 (default: any)")
+	portsFlag(cmd, &o.Ports, "a port on which to receive the data, or a range such as 7000-7010 (default: any)")
 	criuFlag(cmd, &o.Criu, "path of the criu to run")
 	return cmd
 }

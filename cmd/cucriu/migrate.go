@@ -111,7 +111,7 @@ from it, in the same directory. Its cucriu run here ends with --moved-status.`,
 	flags.StringVar(&rsh, "rsh", "ssh", "the command that reaches the destination")
 	flags.StringVar(&o.Remote, "remote-cucriu", "cucriu", "how cucriu is run there, such as \"sudo cucriu\"")
 	flags.StringArrayVar(&o.Bind, "bind", nil, "an address of the destination on which to receive the data (default: all); may be repeated")
-	flags.StringVar(&o.Ports, "ports", "", "a port of the destination on which to receive the data, or a range such as 7000-7010 (default: any)")
+	portsFlag(cmd, &o.Ports, "a port of the destination on which to receive the data, or a range such as 7000-7010 (default: any)")
 	choose(cmd, &o.ViaSSH, "via", "how the data is sent: tls, over separate connections; ssh, if no port is open", word[bool]{"tls", false}, word[bool]{"ssh", true})
 	flags.IntVar(&o.Streams, "streams", 0, "number of data connections (default: by the number of cores)")
 	sizeFlag(cmd, &o.BytesPerSecond, "bandwidth", "limit the data rate, in bytes per second, such as 500M")

@@ -305,7 +305,17 @@ func addLongFlags(cmd *cobra.Command, o *jobs.Options) (check func(args []string
 		case o.MovedStatus < 0 || o.MovedStatus > 255:
 			return fmt.Errorf("--moved-status %d: must be between 0 and 255", o.MovedStatus)
 		}
-		return nil
+		if filepath.IsAbs(o.Stage) {
+			if err := unix.Access(o.Stage+"/.", unix.F_OK); err != nil {
+				return fmt.Errorf("--stage %s: %w", o.Stage, err)
+			}
+		}
+		if o.User != "" {
+			if _, err := job.LookupAccount(o.User); err != nil {
+				return err
+			}
+		}
+		return job.CheckSettings(slices.Concat(o.Settings, o.NoSettings)...)
 	}
 }
 
@@ -322,6 +332,9 @@ func runLong(cmd *cobra.Command, hook *hooks.Hook, options jobs.Options) error {
 		return runError{err}
 	}
 	status, err := jobs.Run(cmd.Context(), hook, options, signals)
+	if errors.As(err, new(jobs.UsageError)) {
+		return usageError{err}
+	}
 	if notStarted := new(job.NotStartedError); err != nil && !errors.As(err, &notStarted) {
 		return runError{err}
 	}

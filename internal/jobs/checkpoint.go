@@ -335,13 +335,7 @@ func checkStage(s *core) error {
 	if s.Stage == "" || s.Stage == StageMemory || s.Stage == StageDisk {
 		return nil
 	}
-	info, err := os.Stat(s.Stage)
-	if err == nil && !info.IsDir() {
-		err = &os.PathError{Op: "stat", Path: s.Stage, Err: unix.ENOTDIR}
-	}
-	if err == nil {
-		err = durable.CheckPath("the directory", s.Stage, 0)
-	}
+	err := durable.CheckPath("the directory", s.Stage, 0)
 	var disk unix.Statfs_t
 	if err == nil {
 		err = os.NewSyscallError("access", unix.Access(s.Stage, unix.W_OK))

@@ -7,13 +7,11 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
-	"slices"
 	"strings"
 
 	"golang.org/x/sys/unix"
 
 	"cucriu/hooks/preflight"
-	"cucriu/internal/jobs/job"
 	"cucriu/internal/proc"
 )
 
@@ -25,9 +23,6 @@ func (s *core) isOtherUsers() bool {
 // checkHere finds out at the start, and not at the first checkpoint, whether long jobs can run on
 // this machine.
 func checkHere(ctx context.Context, s *core) error {
-	if err := job.CheckSettings(slices.Concat(s.Settings, s.NoSettings)...); err != nil {
-		return err
-	}
 	needed := []string{s.Dir} // by a resume of an adopted job; until then it runs where it was
 	if !s.record.Adopted {
 		needed = append(needed, s.Stage, s.hook.Config.RunDir, s.record.WorkDir, s.Criu)

@@ -106,15 +106,16 @@ func checkNew(dir string) error {
 	if has([]string{recordName, "lock", "owner.json", moveName, moveLockName}, true) || !has(append(OwnFiles(), SupervisorLog, "lost+found"), false) {
 		return nil
 	}
-	remedy := "name a new one"
-	if !image.IsAmong(all) {
-		if info, err := os.Stat(dir); err != nil || info.Mode().Perm()&0o077 == 0 {
-			return nil
-		}
-		remedy += ", or chmod 700 it if it is the right one"
+	if info, err := os.Stat(dir); !image.IsAmong(all) && (err != nil || info.Mode().Perm()&0o077 == 0) {
+		return nil
 	}
-	return fault.New(dir+" is not empty and not the directory of a job", remedy)
+	return UsageError{fault.New(dir+" is not empty and not the directory of a job", "name a new directory")}
 }
+
+// UsageError is wrong usage of the command line: it would fail again.
+type UsageError struct{ error }
+
+func (e UsageError) Unwrap() error { return e.error }
 
 // release gives back what the run directory knows of the lease; the store gives back the rest.
 func (s *lease) release() {

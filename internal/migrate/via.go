@@ -42,7 +42,12 @@ func (o *Options) checkListening() error {
 			return fmt.Errorf("%.60q is not an address of the destination", address)
 		}
 	}
-	_, _, err := wire.ParsePorts(o.Ports)
+	return CheckPorts(o.Ports)
+}
+
+// CheckPorts refuses what is neither a port nor a range of ports.
+func CheckPorts(text string) error {
+	_, _, err := wire.ParsePorts(text)
 	return err
 }
 
