@@ -307,10 +307,10 @@ func hasUNIXSocket(name string) bool {
 // clients without a word. It is a check, by a trial: a port that is free now may be taken by then.
 func AddressFindings(imageDir string) (findings preflight.Findings) {
 	bindings, _ := criuimage.Bindings(imageDir) // of an image that is read elsewhere, or damaged, there are none
-	isFree := func(b criuimage.Binding) bool {  // connections in TIME_WAIT are removed before criu binds
+	isFree := func(b criuimage.Binding) bool {  // connections that nobody holds any more are removed before criu binds
 		here, err := proc.TCPSockets(os.Getpid())
 		return b.Kind == unix.SOCK_STREAM && err == nil && !slices.ContainsFunc(here, func(s proc.TCPSocket) bool {
-			return s.Local.Port() == b.Address.Port() && s.State != unix.BPF_TCP_TIME_WAIT
+			return s.Local.Port() == b.Address.Port() && s.Inode != 0
 		})
 	}
 	for _, b := range bindings {
