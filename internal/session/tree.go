@@ -224,8 +224,8 @@ const (
 	asleepAfter = 10
 )
 
-// continueAncestors sends SIGCONT to the ancestors that have stopped since the session began. One that
-// runs may be about to stop itself, and is looked at again until it sleeps.
+// continueAncestors sends SIGCONT to the ancestors that have stopped since the session began, until they sleep: one
+// that runs may be about to stop itself.
 func continueAncestors(ancestors []proc.Ident) {
 	left, asleep := ancestors, make(map[proc.Ident]int)
 	used := make(map[proc.Ident]time.Duration)
@@ -243,7 +243,8 @@ func continueAncestors(ancestors []proc.Ident) {
 			switch runStateOf(ident.PID) {
 			case inGroupStop:
 				_ = process.Signal(unix.SIGCONT)
-				again = true // its own parent has been told
+				again, asleep[ident] = true, 0 // its own parent has been told, and it may see its child stopped once more
+				unsettled = append(unsettled, ident)
 			case computes:
 				again, asleep[ident] = again || proc.CPUTime(ident.PID)-used[ident] < ancestorsCPU, 0
 				unsettled = append(unsettled, ident)
@@ -265,7 +266,7 @@ type runState int
 
 const (
 	sleeps      runState = iota
-	computes             // or waits for a disk: nothing can stop it now
+	computes             // or waits for a disk or a tracer (criu): nothing can stop it now
 	inGroupStop          // in the group-stop
 )
 
@@ -276,7 +277,7 @@ func runStateOf(pid int) runState {
 		return sleeps
 	case strings.Trim(states, "TZXx") == "":
 		return inGroupStop
-	case strings.ContainsAny(states, "RD"):
+	case strings.ContainsAny(states, "RDt"):
 		return computes
 	}
 	return sleeps
