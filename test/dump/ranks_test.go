@@ -20,6 +20,7 @@ func TestRanksOfWhichSomeRunAheadAreDumped(t *testing.T) {
 					t.Skip("needs a GPU for each rank: kernels of two restored processes that wait for one another on one GPU hang (measured, driver 580)")
 				}
 				host := testenv.NewHost(t, 2)
+				host.Setenv("CUCRIU_CONFIG", host.Config(testenv.Patient))
 				job := host.Start(ranks, "--ranks", strconv.Itoa(ranks), "--ahead", "--gpus", "0,1", "--tick-ms", "20", "--busy-ms", "5", "--mib", "1")
 				suspend := []string{"suspend"}
 				for i := range ranks {
