@@ -16,8 +16,6 @@ COVER   ?=
 GOBUILD := go build $(COVER) -buildvcs=false -ldflags '-s -w -X cucriu/internal/version.Version=$(VERSION)'
 
 PKGS         ?= ./...
-# They wait more than they compute: they begin first, so that the machine has something to do beside them.
-LONGEST       = ./test/migrate ./test/faults ./test/dump ./test/run
 TESTFLAGS    ?=
 TEST_TIMEOUT ?= 60m
 BENCHFLAGS   ?=
@@ -132,16 +130,25 @@ bench-migrate: build sim workload tools ## measure live migration beside iperf3,
 		CUCRIU_TEST_SSH="$$(scripts/provide-ssh.sh)" scripts/private-exec.sh \
 		go test -count=1 -timeout 1h ./test/migrate/figures
 
+# The tests of programs, in namespaces of their own, with what the project provides.
+TESTED_WITH = CUCRIU_TEST_CRIU="$$(scripts/provide-criu.sh)" CUCRIU_TEST_CRIU_PLUGIN="$$(scripts/provide-criu-plugin.sh)" \
+	CUCRIU_TEST_RUNC="$$(scripts/provide-runc.sh)" CUCRIU_TEST_SSH="$$(scripts/provide-ssh.sh)" \
+	CUCRIU_TEST_IPTABLES="$$(scripts/provide-iptables.sh)" scripts/private-exec.sh --in-memory
+
 .PHONY: test
-test: build sim workload tools ## all tests (PKGS=./hooks TESTFLAGS='-run Dump -v')
-	CUCRIU_TEST_CRIU="$$(scripts/provide-criu.sh)" CUCRIU_TEST_CRIU_PLUGIN="$$(scripts/provide-criu-plugin.sh)" \
-		CUCRIU_TEST_RUNC="$$(scripts/provide-runc.sh)" \
-		CUCRIU_TEST_SSH="$$(scripts/provide-ssh.sh)" CUCRIU_TEST_IPTABLES="$$(scripts/provide-iptables.sh)" scripts/private-exec.sh --in-memory \
-		go test -vet=off -count=1 -p 3 -timeout $(TEST_TIMEOUT) $(TESTFLAGS) $(if $(filter ./...,$(PKGS)),$(LONGEST)) $(PKGS)
+test: build sim workload tools ## each capability once, and a kill for each promise (PKGS=./hooks TESTFLAGS='-run Dump -v')
+	CUCRIU_TESTS=quick $(TESTED_WITH) go test -vet=off -count=1 -p 2 -timeout $(TEST_TIMEOUT) $(TESTFLAGS) $(PKGS)
+
+# The packages of which `make test` runs some tests only.
+FAULTS ?= $(patsubst %/quick.txt,%,$(shell find ./cudackpt ./internal ./test -name quick.txt))
+
+.PHONY: faults
+faults: build sim workload tools ## all other tests: every kill, fault and odd process (FAULTS=./test/run TESTFLAGS='-run Kill -v')
+	CUCRIU_TESTS=others $(TESTED_WITH) go test -vet=off -count=1 -p 2 -timeout $(TEST_TIMEOUT) $(TESTFLAGS) $(FAULTS)
 
 .PHONY: test-all
 test-all: export CUCRIU_FAULTS := all
-test-all: test lint image ## all faults, engines, schedulers, fresh machines and soaks, for hours; installs Debian packages where one of these lacks them
+test-all: test faults lint image ## all faults, engines, schedulers, fresh machines and soaks, for hours; installs Debian packages where one of these lacks them
 	go run $(GOLANGCI) run ./...
 	for try in engines systemd slurm htcondor; do scripts/private-exec.sh scripts/try-$$try.sh; done
 	for what in package demo test; do scripts/try-fresh.sh $$what; done

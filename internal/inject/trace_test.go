@@ -12,6 +12,8 @@ import (
 	"golang.org/x/sys/unix"
 
 	"cucriu/internal/proc"
+
+	"cucriu/internal/testenv/quick"
 )
 
 // The test binary is its own target.
@@ -43,6 +45,9 @@ func TestMain(m *testing.M) {
 	case "populater":
 		fmt.Fprintln(os.Stderr, runPopulater(os.Getenv("CRIUUTIL_TID")))
 		os.Exit(1)
+	}
+	if err := quick.Choose(); err != nil {
+		panic(err)
 	}
 	os.Exit(m.Run())
 }

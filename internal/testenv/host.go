@@ -192,7 +192,7 @@ func Eventually(t testing.TB, within time.Duration, what string, condition func(
 		if time.Now().After(deadline) {
 			t.Fatalf("not within %v: %s", within, what)
 		}
-		time.Sleep(min(max(5*time.Millisecond, 4*time.Since(begin)), 50*time.Millisecond))
+		time.Sleep(min(max(20*time.Millisecond, 9*time.Since(begin)), 250*time.Millisecond)) // leaves the cores to the job
 	}
 }
 

@@ -5,7 +5,6 @@ import (
 	"fmt"
 	"os"
 	"os/exec"
-	"regexp"
 	"slices"
 	"strconv"
 	"strings"
@@ -15,6 +14,7 @@ import (
 	"github.com/prometheus/procfs"
 	"golang.org/x/sys/unix"
 
+	"cucriu/internal/testenv/quick"
 	"cucriu/internal/testenv/reaper"
 )
 
@@ -36,6 +36,9 @@ func Main(m *testing.M, sideBySide ...int) {
 		if err := flag.Set("test.parallel", strconv.Itoa(append(sideBySide, 3)[0])); err != nil {
 			panic(err)
 		}
+	}
+	if err := quick.Choose(); err != nil {
+		panic(err)
 	}
 	os.Exit(m.Run())
 }
@@ -80,7 +83,7 @@ func IsolatedFor(t *testing.T, limit time.Duration, test func(*testing.T)) {
 	if os.Geteuid() != 0 {
 		t.Fatal("this test runs real criu and needs root")
 	}
-	cmd := exec.CommandContext(t.Context(), "/proc/self/exe", "-test.run=^"+strings.ReplaceAll(regexp.QuoteMeta(t.Name()), "/", "$/^")+"$", "-test.v", "-test.count=1", "-test.timeout="+limit.String())
+	cmd := exec.CommandContext(t.Context(), "/proc/self/exe", "-test.run="+quick.Exactly(t.Name()), "-test.v", "-test.count=1", "-test.timeout="+limit.String())
 	cmd.Env = append(os.Environ(), roleVariable+"="+roleInit)
 	cmd.SysProcAttr = reaper.SysProcAttr(namespaces())
 	out, err := cmd.CombinedOutput()

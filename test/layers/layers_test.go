@@ -36,7 +36,7 @@ var layers = [][]string{
 	{"cudackpt", "criuutil", "internal/criuimage", "internal/inject", "internal/netlock", "internal/nvrm", "internal/pages", "internal/failpoint"},
 	{"internal/first", "internal/guest", "internal/pagemap", "internal/proc"},
 	{"internal/durable"},
-	{"hooks/preflight", "internal/fault", "internal/jobs/life", "internal/migrate/commit", "internal/migrate/predict", "internal/jsonlines", "internal/testenv/reaper", "internal/self", "internal/units", "internal/version"},
+	{"hooks/preflight", "internal/fault", "internal/jobs/life", "internal/migrate/commit", "internal/migrate/predict", "internal/jsonlines", "internal/testenv/quick", "internal/testenv/reaper", "internal/self", "internal/units", "internal/version"},
 	{"internal/quote"},
 }
 

@@ -13,6 +13,7 @@ import (
 	"testing"
 
 	"cucriu/internal/testenv"
+	"cucriu/internal/testenv/quick"
 	"cucriu/internal/testenv/reaper"
 )
 
@@ -29,7 +30,9 @@ func TestMain(m *testing.M) {
 	namespaces := os.Getenv("CUCRIU_TEST_NAMESPACES") != "off"
 	switch os.Getenv(roleVariable) {
 	case roleTest:
-		flag.Parse()
+		if err := quick.Choose(); err != nil {
+			panic(err)
+		}
 		// The programs wait most of the time. How many run at once, the tests decide.
 		if err := flag.Set("test.parallel", "64"); err != nil {
 			panic(err)

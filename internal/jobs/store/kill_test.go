@@ -13,6 +13,8 @@ import (
 	"testing"
 
 	"golang.org/x/sys/unix"
+
+	"cucriu/internal/testenv/quick"
 )
 
 const killVariable = "CUCRIU_STORE_KILL" // CHANGE DIR FROM STEP: a change of the store in DIR is killed there
@@ -24,6 +26,9 @@ func TestMain(m *testing.M) {
 			os.Exit(1)
 		}
 		os.Exit(0)
+	}
+	if err := quick.Choose(); err != nil {
+		panic(err)
 	}
 	os.Exit(m.Run())
 }
