@@ -109,6 +109,7 @@ type mailbox struct {
 	mailboxSince5
 	mailboxSince6
 	mailboxSince7
+	mailboxSince8
 }
 
 // mailboxSince2 is what version 2 has more.
@@ -149,6 +150,11 @@ type mailboxSince7 struct {
 	Whole, Content uint64 // the answer: how much memory it moves, and how much of that is copied
 }
 
+// mailboxSince8 is what version 8 has more.
+type mailboxSince8 struct {
+	Takes uint64 // how many messages [Take] finds in the socket
+}
+
 // hashing is struct hashing of hash.h.
 type hashing struct {
 	Generation, Base uint64
@@ -161,7 +167,7 @@ type hashing struct {
 
 const (
 	symbol        = "cucriu_guest"
-	version       = 7 // and those before: a job keeps the library with which it was started
+	version       = 8 // and those before: a job keeps the library with which it was started
 	versionOffset = 8
 	commandOffset = 12
 )
@@ -209,7 +215,7 @@ func Find(process *proc.Process) (*Agent, error) {
 // endOf returns where what a version's mailbox has ends.
 func endOf(v int) int {
 	end := binary.Size(mailbox{})
-	for _, since := range []any{mailboxSince2{}, mailboxSince3{}, mailboxSince4{}, mailboxSince5{}, mailboxSince6{}, mailboxSince7{}}[v-1:] {
+	for _, since := range []any{mailboxSince2{}, mailboxSince3{}, mailboxSince4{}, mailboxSince5{}, mailboxSince6{}, mailboxSince7{}, mailboxSince8{}}[v-1:] {
 		end -= binary.Size(since)
 	}
 	return end

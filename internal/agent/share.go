@@ -1,6 +1,9 @@
 package agent
 
-import "encoding/binary"
+import (
+	"encoding/binary"
+	"math"
+)
 
 // Owner is a name that a library has given itself, by which others know whose memory they have.
 type Owner [24]byte
@@ -15,6 +18,12 @@ type Link struct {
 
 // mostLinks is MOST_LINKS of share.h.
 const mostLinks = 4096
+
+// Batch is BATCH of rights.h: how many descriptors a message of [Give] has at most.
+const Batch = 64
+
+// MessageBytes is the size of a message of [Give]: struct given of share.c.
+const MessageBytes = 24 + Batch*16
 
 // MostShared is how many descriptors of parts a process can give.
 const MostShared = 1 << 17
@@ -49,4 +58,22 @@ func (a *Agent) GiveFrom(part uint64) error {
 	}
 	const behind = 16 // From and Given
 	return a.process.WriteMemory(binary.LittleEndian.AppendUint64(nil, part), a.address+uint64(endOf(4)-behind))
+}
+
+// MostTaken returns how many messages one [Take] can take: an older library takes one.
+func (a *Agent) MostTaken() (int, error) {
+	box, err := a.read()
+	if box.Version < 8 {
+		return 1, err
+	}
+	return math.MaxInt, err
+}
+
+// SetTakes says how many messages the next [Take] finds.
+func (a *Agent) SetTakes(messages int) error {
+	box, err := a.read()
+	if err != nil || box.Version < 8 {
+		return err
+	}
+	return a.process.WriteMemory(binary.LittleEndian.AppendUint64(nil, uint64(messages)), a.address+uint64(endOf(7)))
 }

@@ -173,26 +173,9 @@ func (b *wayBack) shareAgain(ctx context.Context) error {
 			sharers = append(sharers, t)
 		}
 	}
-	share := func(owner, to *Target) error {
-		if !without[to] {
-			return nil
-		}
-		err := b.withLibrary(ctx, to, func() error { return b.share(ctx, owner, to) })
-		if err != nil && (b.hasEnded(owner) || b.hasEnded(to)) { // others may have its memory
-			ended.Store(true)
-			return nil
-		}
-		if err != nil {
-			err = fmt.Errorf("memory of process %d (%s) for process %d (%s): %w", owner.PID, owner.Member.Name, to.PID, to.Member.Name, err)
-		}
-		return err
-	}
-	for _, round := range rounds(len(sharers)) {
-		err := ParallelUpTo(len(round), len(round), func(i int) error {
-			one, other := sharers[round[i][0]], sharers[round[i][1]]
-			return errors.Join(share(one, other), share(other, one))
-		})
-		if err != nil {
+	takers := slices.DeleteFunc(slices.Clone(sharers), func(t *Target) bool { return !without[t] })
+	if len(takers) > 0 {
+		if err := b.shareAmong(ctx, sharers, takers, &ended); err != nil {
 			return err
 		}
 	}
@@ -209,20 +192,34 @@ func (b *wayBack) shareAgain(ctx context.Context) error {
 	return nil
 }
 
-// rounds returns pairs of n participants, so that each meets each other one once, and each nobody twice in one round.
-func rounds(n int) (all [][][2]int) {
-	last := n - 1 + n%2 // it keeps its place, and the others go round; of an odd number nobody is it
-	for r := range last {
-		var round [][2]int
-		if last < n {
-			round = append(round, [2]int{r, last})
+// shareAmong has owners give the others what these have of their memory, and notes whether one of them has ended.
+func (b *wayBack) shareAmong(ctx context.Context, owners, takers []*Target, ended *atomic.Bool) error {
+	failed := func(t *Target, err error, others ...gift) error {
+		isGone := b.hasEnded(t) || slices.ContainsFunc(others, func(g gift) bool { return b.hasEnded(g.owner) })
+		if err != nil && isGone { // others may have its memory
+			ended.Store(true)
+			return nil
 		}
-		for i := 1; i <= (last-1)/2; i++ {
-			round = append(round, [2]int{(r + i) % last, (r + last - i) % last})
+		if err != nil {
+			err = fmt.Errorf("process %d (%s), of what it shares: %w", t.PID, t.Member.Name, err)
 		}
-		all = append(all, round)
+		return err
 	}
-	return all
+	return b.withLibraries(ctx, owners, func(running []*Target) error {
+		if len(running) < len(owners) {
+			ended.Store(true)
+		}
+		takers := slices.DeleteFunc(slices.Clone(takers), func(t *Target) bool { return !slices.Contains(running, t) })
+		give := func(owner *Target, from uint64) (g gift, err error) {
+			err = b.within(ctx, func(ctx context.Context) (err error) {
+				g, err = b.give(ctx, owner, from)
+				return err
+			})
+			return g, failed(owner, err)
+		}
+		take := func(to *Target, gifts []gift) error { return failed(to, b.take(ctx, to, gifts), gifts...) }
+		return exchange(running, takers, give, take)
+	})
 }
 
 // requireShared fails for a process that still lacks memory of another one. If its owner has ended, nobody can give it: then that process
@@ -241,54 +238,3 @@ func (b *wayBack) requireShared(t *Target, ended bool) error {
 
 // hasEnded reports whether a process has ended that need not be there any more.
 func (b *wayBack) hasEnded(t *Target) bool { return b.Kind != journal.KindRestore && t.Exiting() }
-
-// share has one process give another one what this has of it, a few descriptors at a time.
-func (b *wayBack) share(ctx context.Context, owner, to *Target) error {
-	return b.withLibrary(ctx, owner, func() error {
-		for given := uint64(0); ; {
-			var n uint64
-			err := b.within(ctx, func(ctx context.Context) (err error) {
-				n, err = b.shareSome(ctx, owner, to, given)
-				return err
-			})
-			if given += n; err != nil || n == 0 {
-				return err
-			}
-			if given > agent.MostShared {
-				return fmt.Errorf("the library in process %d gives without end", owner.PID)
-			}
-		}
-	})
-}
-
-// shareSome has a process give descriptors, from one on, and another one take what it waits for. It returns how many there were.
-func (b *wayBack) shareSome(ctx context.Context, owner, to *Target, from uint64) (uint64, error) {
-	if err := owner.obey(ctx, b.Session, agent.Prepare); err != nil {
-		return 0, err
-	}
-	if err := owner.agent.GiveFrom(from); err != nil {
-		return 0, err
-	}
-	if err := owner.obey(ctx, b.Session, agent.Give); err != nil {
-		return 0, err
-	}
-	status, err := owner.agent.Status()
-	if err != nil {
-		return 0, err
-	}
-	socket, err := owner.ShareSocket(status.Descriptor)
-	if err != nil {
-		return 0, err
-	}
-	defer socket.Close()
-	if err := owner.agent.Do(ctx, agent.LetGo); err != nil || status.Given == 0 {
-		return 0, err
-	}
-	if err := to.hand(ctx, socket); err != nil {
-		return 0, err
-	}
-	if err := b.Failpoint(ctx, string(b.Kind)+".back.share"); err != nil {
-		return 0, err
-	}
-	return status.Given, to.obey(ctx, b.Session, agent.Take)
-}

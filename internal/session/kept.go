@@ -17,12 +17,9 @@ import (
 
 // OpenKeeper makes the socket that the watcher is to inherit, as the descriptor fd.
 func (s *Session) OpenKeeper(fd int) (forWatcher *os.File, err error) {
-	pair, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_SEQPACKET|unix.SOCK_CLOEXEC|unix.SOCK_NONBLOCK, 0)
-	if err != nil {
-		return nil, fmt.Errorf("socketpair: %w", err)
-	}
-	s.keeper, s.KeeperFD = os.NewFile(uintptr(pair[0]), "keeper"), fd
-	return os.NewFile(uintptr(pair[1]), "keeper of the watcher"), nil
+	s.keeper, forWatcher, err = SocketPair("keeper")
+	s.KeeperFD = fd
+	return forWatcher, err
 }
 
 // Keeps reports whether there is a keeper.
@@ -86,36 +83,77 @@ func (s *Session) ForgetKept(pid int) {
 	}
 }
 
+// SocketPair makes two sockets for messages with descriptors.
+func SocketPair(name string) (ours, theirs *os.File, err error) {
+	pair, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_SEQPACKET|unix.SOCK_CLOEXEC|unix.SOCK_NONBLOCK, 0)
+	if err != nil {
+		return nil, nil, os.NewSyscallError("socketpair", err)
+	}
+	return os.NewFile(uintptr(pair[0]), name), os.NewFile(uintptr(pair[1]), name), nil
+}
+
 // SendSocket sends a socket through another one.
 func SendSocket(through *os.File, message []byte, socket *os.File) error {
-	return proc.Use(through, func(fd int) error {
-		return proc.Use(socket, func(sent int) error {
-			return unix.Sendmsg(fd, message, unix.UnixRights(sent), nil, unix.MSG_DONTWAIT|unix.MSG_NOSIGNAL)
-		})
+	return proc.Use(socket, func(sent int) error { return SendRights(through, message, sent) })
+}
+
+// SendRights sends descriptors through a socket, with a message.
+func SendRights(through *os.File, message []byte, fds ...int) error {
+	return proc.Use(through, func(socket int) error {
+		return unix.Sendmsg(socket, message, unix.UnixRights(fds...), nil, unix.MSG_DONTWAIT|unix.MSG_NOSIGNAL)
 	})
 }
 
-// receiveSocket returns no socket if there is no more.
-func receiveSocket(from *os.File) (pid int, socket *os.File, err error) {
-	message, rights := make([]byte, 4), make([]byte, unix.CmsgSpace(4))
-	var n, nRights int
+// ReceiveRights receives a message, and the descriptors that come with it, no more than most. They may be
+// anything, so they are no [os.File], which changes their mode. Without a message, n is 0.
+func ReceiveRights(from *os.File, message []byte, most int) (n int, fds []int, err error) {
+	control := make([]byte, unix.CmsgSpace(4*most))
+	var size, flags int
 	err = proc.Use(from, func(fd int) (err error) {
-		n, nRights, _, _, err = unix.Recvmsg(fd, message, rights, unix.MSG_DONTWAIT|unix.MSG_CMSG_CLOEXEC)
+		n, size, flags, _, err = unix.Recvmsg(fd, message, control, unix.MSG_DONTWAIT|unix.MSG_CMSG_CLOEXEC)
 		return err
 	})
-	if errors.Is(err, unix.EAGAIN) || err == nil && n == 0 {
+	if errors.Is(err, unix.EAGAIN) {
 		return 0, nil, nil
 	}
 	if err != nil {
 		return 0, nil, fmt.Errorf("recvmsg: %w", err)
 	}
-	var fds []int
-	messages, err := unix.ParseSocketControlMessage(rights[:nRights])
-	if err == nil && len(messages) == 1 {
-		fds, err = unix.ParseUnixRights(&messages[0])
+	messages, err := unix.ParseSocketControlMessage(control[:size])
+	for _, m := range messages {
+		rights, parseErr := unix.ParseUnixRights(&m)
+		fds, err = append(fds, rights...), errors.Join(err, parseErr)
 	}
-	if err != nil || len(fds) != 1 || n != len(message) { // only this program's own writes there
-		return 0, nil, errors.Join(errors.New("an unexpected message in the keeper"), err)
+	if flags&(unix.MSG_TRUNC|unix.MSG_CTRUNC) != 0 {
+		err = errors.Join(err, errors.New("a message is larger than expected, or this program has too many open files"))
+	}
+	if err != nil {
+		CloseRights(fds)
+		return 0, nil, err
+	}
+	return n, fds, nil
+}
+
+// CloseRights closes descriptors that were received. It waits for none: a file system in user space may
+// not answer.
+func CloseRights(fds []int) {
+	go func() {
+		for _, fd := range fds {
+			unix.Close(fd)
+		}
+	}()
+}
+
+// receiveSocket returns no socket if there is no more.
+func receiveSocket(from *os.File) (pid int, socket *os.File, err error) {
+	message := make([]byte, 4)
+	n, fds, err := ReceiveRights(from, message, 1)
+	if err != nil || n == 0 {
+		return 0, nil, err
+	}
+	if len(fds) != 1 || n != len(message) { // only this program's own writes there
+		CloseRights(fds)
+		return 0, nil, errors.New("an unexpected message in the keeper")
 	}
 	return int(binary.LittleEndian.Uint32(message)), os.NewFile(uintptr(fds[0]), "kept"), nil
 }

@@ -44,7 +44,7 @@ enum state { IDLE, PREPARED, EMPTY };
 #define MOST_THREADS (MOST_COPIERS + 1)
 
 #ifndef VERSION /* the tests have older ones, of which who dumps the process knows less */
-#define VERSION 7
+#define VERSION 8
 #endif
 
 /* internal/agent has the same. */
@@ -74,6 +74,8 @@ EXPORT struct mailbox {
 	/* since version 7 */
 	uint64_t counts; /* not 0: OUT copies nothing, and says how much it would; the other side writes it */
 	uint64_t whole, content; /* the answer: how much memory it moves, and how much of that is copied */
+	/* since version 8 */
+	uint64_t takes; /* of TAKE: how many messages are in the socket; the other side writes it */
 } cucriu_guest = {.magic = "cucriu\1", .version = VERSION, .descriptor = -1};
 
 void agent_unserved(int more) { __atomic_fetch_add(&cucriu_guest.unserved, more, __ATOMIC_RELAXED); }
@@ -753,7 +755,7 @@ static int take(void)
 {
 	if (!take_records())
 		return GUEST_BUSY;
-	int r = share_take(put_up_opened);
+	int r = share_take(VERSION < 8 ? 1 : cucriu_guest.takes, put_up_opened);
 	cucriu_guest.descriptor = -1;
 	count_down();
 	parts_give(NULL);

@@ -109,22 +109,29 @@ static CUresult take(struct memory *m, uint64_t part, int fd, CUresult (*put_up)
 	return r;
 }
 
-CUresult share_take(CUresult (*put_up)(struct memory *m))
+static CUresult take_message(CUresult (*put_up)(struct memory *m))
 {
 	struct given given;
 	int list[BATCH];
-	size_t n;
-	CUresult r = rights_take() ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
+	size_t n = rights_receive(&given, sizeof given, list);
+	CUresult r = n ? CUDA_SUCCESS : CUDA_ERROR_OPERATING_SYSTEM; /* a message came, and some of its descriptors may not be had */
 
-	n = r ? 0 : rights_receive(&given, sizeof given, list);
-	if (!n)
-		r = CUDA_ERROR_OPERATING_SYSTEM; /* a message came, and some of its descriptors may not be had */
 	for (size_t i = 0; i < n && !r; i++)
 		for (struct memory *m = memory_first(); m && !r; m = m->next)
 			if (waits_for(m, given.owner, given.which[i].memory))
 				r = take(m, given.which[i].part, list[i], put_up);
 	while (n)
 		close(list[--n]);
+	agent_progress();
+	return r;
+}
+
+CUresult share_take(uint64_t messages, CUresult (*put_up)(struct memory *m))
+{
+	CUresult r = rights_take() ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
+
+	while (!r && messages--)
+		r = take_message(put_up);
 	rights_hang_up();
 	return r;
 }

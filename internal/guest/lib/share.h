@@ -31,5 +31,8 @@ bool share_is(const struct memory *m);
 int share_give(uint64_t from, uint64_t *given);
 /* Reports whether there can be descriptors of all of it, and others can be had of what was opened. */
 bool share_try(void);
-/* What was opened, and is in the socket that was sent here, gets parts again. When it has all, PUT_UP maps it. */
-CUresult share_take(CUresult (*put_up)(struct memory *m));
+/*
+ * What was opened, and is in so many messages in the socket that was sent here, gets parts again. When it has all, PUT_UP
+ * maps it.
+ */
+CUresult share_take(uint64_t messages, CUresult (*put_up)(struct memory *m));
