@@ -205,6 +205,18 @@ func (s *core) sayFinished() (status int) {
 	return end.Status
 }
 
+// nameOf names a signal; real-time signals as kill -l does.
+func nameOf(sig unix.Signal) string {
+	const first = 34 // glibc keeps 32 and 33 for itself
+	switch name := unix.SignalName(sig); {
+	case name != "":
+		return name
+	case sig >= first:
+		return fmt.Sprintf("signal %d (SIGRTMIN+%d)", sig, sig-first)
+	}
+	return fmt.Sprintf("signal %d", sig)
+}
+
 // tellEnded tells how the job has ended, and more about that.
 func (s *core) tellEnded(exit sandbox.Exit, more string) {
 	status := exit.Code()
@@ -213,7 +225,7 @@ func (s *core) tellEnded(exit sandbox.Exit, more string) {
 		message = s.name + " has ended, but on this kernel only its parent learns how: if it has finished, remove this directory"
 	}
 	if exit.Status.Signaled() {
-		message = fmt.Sprintf("%s was killed by %v", s.name, unix.SignalName(exit.Status.Signal()))
+		message = fmt.Sprintf("%s was killed by %s", s.name, nameOf(exit.Status.Signal()))
 	}
 	s.tell(Event{Event: EventEnded, Status: status, Message: message + more})
 }

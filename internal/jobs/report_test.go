@@ -14,6 +14,8 @@ import (
 	"testing/synctest"
 	"time"
 
+	"golang.org/x/sys/unix"
+
 	"cucriu/internal/proc"
 )
 
@@ -87,6 +89,14 @@ func TestWhatAProgramWaitsForIsNamed(t *testing.T) {
 	for _, pid := range inner {
 		if p, err := os.FindProcess(pid); err == nil {
 			_ = p.Kill()
+		}
+	}
+}
+
+func TestEverySignalThatKillsAJobHasAName(t *testing.T) {
+	for sig, want := range map[unix.Signal]string{unix.SIGKILL: "SIGKILL", 33: "signal 33", 34: "signal 34 (SIGRTMIN+0)", 40: "signal 40 (SIGRTMIN+6)", 64: "signal 64 (SIGRTMIN+30)"} {
+		if got := nameOf(sig); got != want {
+			t.Errorf("%d is %q, want %q", sig, got, want)
 		}
 	}
 }
