@@ -104,19 +104,19 @@ func (s *supervisor) attend(ctx context.Context) {
 		s.sayError(err)
 	}
 	s.checkpointer.housekeeping, s.checkpointer.endHousekeeping = context.WithCancel(ctx)
-	ended := make(chan struct{})
+	ended := make(chan time.Time, 1)
 	if s.isExiting() {
-		close(ended)
+		ended <- time.Now()
 	} else {
 		var once sync.Once
 		for _, p := range []*proc.Process{s.leader(), s.root} { // without its root, the job is no tree any more
 			go func() {
 				awaitEnd(ctx, p)
-				once.Do(func() { close(ended) })
+				once.Do(func() { ended <- time.Now() })
 			}()
 		}
 	}
-	s.ended = ended
+	s.ended, s.endedAt = ended, time.Time{}
 	if s.waitAll {
 		go s.tellOthers(ctx, s.root, s.command)
 	}

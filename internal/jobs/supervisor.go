@@ -39,11 +39,12 @@ type supervisor struct {
 	asking  unix.Signal   // the last one of --preempt
 	askedAt time.Time     // when that came
 
-	timers timers
-	ended  chan struct{} // closed when the job's root process has ended; nil if that is known
-	cause  error         // why what was under way was cut off
-	move   Move
-	exit   sandbox.Exit
+	timers  timers
+	ended   chan time.Time // gets when the job's command, or its root process, has ended; nil if that is known
+	endedAt time.Time      // zero while the command runs
+	cause   error          // why what was under way was cut off
+	move    Move
+	exit    sandbox.Exit
 
 	exitStatus int // to end with, beside err
 	err        error
@@ -222,7 +223,7 @@ func (s *supervisor) next(ctx context.Context) event {
 	case e := <-s.done:
 		s.cutOff(nil)
 		return e
-	case <-s.ended:
+	case s.endedAt = <-s.ended:
 		if s.ended = nil; ctx.Err() == nil {
 			return happened(life.JobEnded)
 		}
@@ -247,7 +248,9 @@ func (s *supervisor) next(ctx context.Context) event {
 			}
 			s.asking, s.askedAt = got.Signal, got.At
 		}
-		return s.signalled(got.Signal)
+		e := s.signalled(got.Signal)
+		e.TooLate = !s.endedAt.IsZero() && got.At.Sub(s.endedAt) > togetherPatience
+		return e
 	}
 	e := happened(life.Cancelled)
 	e.err = context.Cause(ctx)

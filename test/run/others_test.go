@@ -6,6 +6,7 @@ import (
 	"strconv"
 	"strings"
 	"testing"
+	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -90,6 +91,21 @@ func TestWhatACommandLeavesIsEndedWithIt(t *testing.T) {
 		if !testenv.Exists(filepath.Join(w.work, "term")) {
 			t.Error("it got no SIGTERM")
 		}
+		w.nothingLeft()
+	})
+}
+
+// TestASignalWhileLeftoversAreEndedDoesNotUndoTheEnd: the command has finished, and is not run again.
+func TestASignalWhileLeftoversAreEndedDoesNotUndoTheEnd(t *testing.T) {
+	testenv.Simulated(t, func(t *testing.T) {
+		w := newOthersWorld(t, `setsid -f sh -c 'trap "" TERM; echo >"$0/ready"; while :; do sleep 0.05; done' "$0"
+			while [ ! -e "$0/ready" ]; do sleep 0.05; done; exit 0`)
+		r := w.run()
+		r.says("other processes of the job run, which are ended")
+		time.Sleep(1500 * time.Millisecond) // what comes sooner may have ended the command, too
+		r.signal(unix.SIGTERM)
+		r.ends(0)
+		w.run().ends(0, "D has finished on")
 		w.nothingLeft()
 	})
 }

@@ -113,6 +113,7 @@ type Event struct {
 	TooLong bool // Due: the job would be paused for longer than it may
 	Fenced  bool // Tick: another host owns the job
 	Exiting bool // Tick: the root process is about to end
+	TooLate bool // Preempt: long after the command's end, which it has not caused
 	Late    bool // the time that is left is too short for a last checkpoint
 }
 
@@ -224,6 +225,8 @@ func (s State) On(e Event) (State, []Action) {
 		return s.end(Refuse, CutOff, Abandon)
 	case e.Kind == Cancelled:
 		return s.end(CutOff, Abandon)
+	case e.Kind == Preempt && e.TooLate && s.Gone && !s.Leave:
+		return s, nil // what is still to be done for a job that has ended is done, or its exit status is lost
 	case s.Phase == Undecided:
 		return s.undecided(e)
 	case s.Phase == Starting:

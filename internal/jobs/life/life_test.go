@@ -491,3 +491,29 @@ func (c *checker) String() string {
 	slices.Reverse(trace)
 	return c.broken + "\n\t" + strings.Join(trace, "\n\t")
 }
+
+// TestASignalAfterTheEndHasNotCausedIt: while what a command has left is being ended, a job that has finished
+// is not taken for one that was told to leave, or it would run again.
+func TestASignalAfterTheEndHasNotCausedIt(t *testing.T) {
+	for _, doing := range []Action{"", Checkpoint} {
+		for _, test := range []struct {
+			signal Event
+			want   Action
+		}{
+			{Event{Kind: Preempt, TooLate: true}, EndJob},
+			{Event{Kind: Preempt}, EndAsTold},
+		} {
+			s, _ := State{Phase: Running, Doing: doing}.On(Event{Kind: JobEnded})
+			s, do := s.On(test.signal)
+			for _, e := range []Event{{Kind: Done}, {Kind: ExitedWell}, {Kind: Done, OK: true}} {
+				if s.Phase == Over || e.Kind == Done && s.Phase == Ending && s.Doing == ReadExit || e.Kind == ExitedWell && s.Doing != ReadExit {
+					continue
+				}
+				s, do = s.On(e)
+			}
+			if s.Phase != Over || !slices.Contains(do, test.want) {
+				t.Errorf("during %q, %+v: %+v, %v: want %s", doing, test.signal, s, do, test.want)
+			}
+		}
+	}
+}
