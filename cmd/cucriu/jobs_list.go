@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"path/filepath"
 	"slices"
 	"strconv"
 	"strings"
@@ -259,7 +260,12 @@ func marks(r checkpointReport) string {
 // jobReport is a job, and one of its checkpoints, in JSON.
 type jobReport struct {
 	Job        jobs.Local         `json:"job"`
-	DiskBytes  int64              `json:"disk_bytes"` // of all checkpoints
+	Command    []string           `json:"command"`
+	Options    []string           `json:"options"` // of cucriu run, that are not as by default
+	User       string             `json:"user"`
+	Log        string             `json:"log,omitempty"`     // the job's output; empty if there is none
+	JobPID     int                `json:"job_pid,omitempty"` // of the command; 0 if it does not run here
+	DiskBytes  int64              `json:"disk_bytes"`        // of all checkpoints
 	Owner      *store.Owner       `json:"owner,omitempty"`
 	Checkpoint *checkpointReport  `json:"checkpoint,omitempty"`
 	Findings   preflight.Findings `json:"findings,omitempty"`
@@ -285,6 +291,7 @@ damaged, or if the job's directory was moved, copied or lacks its checkpoints.`,
 				return err
 			}
 			report := jobReport{Job: v.job}
+			report.describe()
 			if report.DiskBytes, err = v.store.DiskBytes(); err != nil {
 				return err
 			}
@@ -320,8 +327,36 @@ damaged, or if the job's directory was moved, copied or lacks its checkpoints.`,
 	return cmd
 }
 
+// describe says how the job was started, as far as its directory knows.
+func (r *jobReport) describe() {
+	of, _ := jobs.Describe(r.Job.Dir) // a record that cannot be read is told of below
+	options, _ := jobs.Flags(r.Job.Dir)
+	r.Command, r.Options, r.User = append([]string{}, of.Command...), append([]string{}, options...), "root" // not nil: null is no list in JSON
+	for _, option := range options {
+		if name, is := strings.CutPrefix(option, "--user="); is {
+			r.User = name
+		}
+	}
+	r.Log = existing(filepath.Join(r.Job.Dir, jobs.OutputLog))
+	if command := r.Job.Command; command != nil && !command.Elsewhere() && command.Alive() {
+		r.JobPID = command.PID
+	}
+}
+
 func writeJob(out io.Writer, report jobReport) {
 	writeJobs(out, []jobs.Local{report.Job})
+	about := newTable("", "")
+	about.lines = nil
+	about.row("command", cmp.Or(strings.Join(report.Command, " "), "-"))
+	if len(report.Options) > 0 {
+		about.row("options", strings.Join(report.Options, " "))
+	}
+	about.row("user", report.User)
+	about.row("output", cmp.Or(report.Log, "-"))
+	if report.JobPID != 0 {
+		about.row("pid", fmt.Sprintf("%d, of the command", report.JobPID))
+	}
+	about.write(out)
 	if report.Owner != nil && !report.Owner.Released {
 		fmt.Fprintf(out, "owned by %v\n", report.Owner)
 	}

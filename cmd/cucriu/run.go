@@ -246,6 +246,7 @@ func addLongFlags(cmd *cobra.Command, o *jobs.Options) (check func(args []string
 	completePID(cmd, "adopt")
 	flags.BoolVar(&tty, "tty", false, "give the job a terminal of its own, connected to this one")
 	criuFlag(cmd, &o.Criu, "path of the criu to run")
+	flags.BoolVarP(&o.Verbose, "verbose", "v", false, "say why each variable is set in the job's environment, and how to leave it out")
 	flags.StringVar(&o.Metrics, "metrics", "", "a file for the textfile collector of Prometheus's node exporter (name it *.prom)")
 	return func(args []string) error {
 		_, err := jobs.Describe(o.Dir)

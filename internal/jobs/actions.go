@@ -117,6 +117,11 @@ func (s *supervisor) attend(ctx context.Context) {
 		}
 	}
 	s.ended, s.endedAt = ended, time.Time{}
+	s.status.note(func(l *Local) {
+		if l.Command = nil; s.command != nil {
+			l.Command = &s.command.Ident
+		}
+	})
 	if s.waitAll {
 		go s.tellOthers(ctx, s.root, s.command)
 	}

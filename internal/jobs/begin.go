@@ -190,18 +190,17 @@ func (s *starter) start(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	env, has := g.Renumber(environment(s.Options)), false
+	given, why := g.Renumber(environment(s.Options)), ""
+	env := given
 	if s.Guest && len(g.Visible) > 0 {
-		env, has, err = s.withGuest(env)
+		env, why, err = s.withGuest(env)
 		if err != nil {
 			return err
 		}
 	}
-	choice := job.Choice{With: s.Settings, Without: s.NoSettings, Sharing: has}
+	choice := job.Choice{With: s.Settings, Without: s.NoSettings, Sharing: why != ""}
 	env, notes := choice.Apply(env, len(g.Visible))
-	for _, note := range notes {
-		s.say(note)
-	}
+	s.saySet(given, env, append([]string{why}, notes...))
 	if s.record.Input == inputFile {
 		return errors.New("the job reads a file that was the standard input of an earlier version of cucriu run (--stdin), which this version does not support: start it anew in another --dir")
 	}
@@ -227,8 +226,21 @@ func (s *starter) start(ctx context.Context) error {
 	return s.openRoot()
 }
 
-// withGuest has the job's programs load the library. A job that cannot have it runs without.
-func (s *starter) withGuest(env []string) (_ []string, has bool, err error) {
+// saySet says in one line what is set in the job's environment beside what was given, and why only to those who ask.
+func (s *starter) saySet(given, env, why []string) {
+	set := slices.DeleteFunc(slices.Clone(env), func(v string) bool { return slices.Contains(given, v) })
+	if len(set) > 0 {
+		s.say(fmt.Sprintf("set in the job's environment: %s (-v says why, and how to leave it out)", strings.Join(set, " ")))
+	}
+	for _, text := range why {
+		if text != "" && s.Verbose {
+			s.say(text)
+		}
+	}
+}
+
+// withGuest has the job's programs load the library, and says why. A job that cannot have it runs without.
+func (s *starter) withGuest(env []string) (_ []string, why string, err error) {
 	var version string
 	driver, err := s.hook.OpenDriver()
 	if err == nil {
@@ -239,13 +251,14 @@ func (s *starter) withGuest(env []string) (_ []string, has bool, err error) {
 	}
 	if err != nil {
 		s.say(fmt.Sprintf("--guest is left out: %v", err))
-		return env, false, nil
+		return env, "", nil
 	}
 	if err := guest.Place(s.Dir); err != nil {
-		return nil, false, fmt.Errorf("library for the job: %w", err)
+		return nil, "", fmt.Errorf("library for the job: %w", err)
 	}
-	s.say(fmt.Sprintf("LD_PRELOAD=%s is set (its library makes large allocations of parts: a process that uses several GPUs can be restored, and checkpoints are quicker; --guest off leaves it out)", filepath.Join(s.Dir, guest.File)))
-	return guest.Preload(env, s.Dir), true, nil
+	why = fmt.Sprintf("LD_PRELOAD=%s is set (its library makes large allocations of parts: a process that uses several GPUs "+
+		"can be restored, and checkpoints are quicker; --guest off leaves it out)", filepath.Join(s.Dir, guest.File))
+	return guest.Preload(env, s.Dir), why, nil
 }
 
 // newSandbox makes a sandbox that shows these GPUs.

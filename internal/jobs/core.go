@@ -40,7 +40,7 @@ func newCore(hook *hooks.Hook, o Options) *core {
 	return &core{Options: o, reporter: r, instance: &instance{reporter: r, criu: o.Criu, waitAll: o.WaitAll}, hook: hook}
 }
 
-func (s *core) outputPath() string { return filepath.Join(s.Dir, "output.log") }
+func (s *core) outputPath() string { return filepath.Join(s.Dir, OutputLog) }
 
 const shm, tmp = "/dev/shm", "/tmp"
 

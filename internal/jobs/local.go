@@ -67,6 +67,8 @@ type Local struct {
 	Metrics string `json:"metrics,omitempty"`
 	// Init is the first process of the job's sandbox.
 	Init *proc.Ident `json:"init,omitempty"`
+	// Command is the process of the job's command.
+	Command *proc.Ident `json:"command,omitempty"`
 	// Checkpoint is the newest one.
 	Checkpoint *Made `json:"checkpoint,omitempty"`
 	// Trial is the last trial restore of one.

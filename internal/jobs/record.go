@@ -229,6 +229,7 @@ func terminalSpec(s *core) *sandbox.TerminalSpec {
 type Description struct {
 	Name     string
 	Dir      string // as which its checkpoints can be restored
+	Command  []string
 	Begun    time.Time
 	Finished bool
 	// Attached says that the job reads from its cucriu run, by --tty or by --stdin of an earlier version.
@@ -244,14 +245,17 @@ func Describe(dir string) (Description, error) {
 // DescribeAs is Describe for a record that has another name yet.
 func DescribeAs(path string) (Description, error) {
 	r, err := loadRecord(path)
-	return Description{Name: r.Name, Dir: r.Dir, Begun: r.Begun, Finished: r.Finished != nil, Attached: r.Input != inputNone}, err
+	return Description{Name: r.Name, Dir: r.Dir, Command: r.Command, Begun: r.Begun, Finished: r.Finished != nil, Attached: r.Input != inputNone}, err
 }
 
 // TravelFiles are the files that a job takes along when it moves to another host, beside its
 // checkpoints. The first is its record; the others may be missing.
 func TravelFiles() []string {
-	return []string{recordName, "output.log", eventsName, flagsName, first.File, guest.File}
+	return []string{recordName, OutputLog, eventsName, flagsName, first.File, guest.File}
 }
+
+// OutputLog is where the output of a job is, in its directory.
+const OutputLog = "output.log"
 
 // SupervisorLog is where a supervisor writes that was started for a job that has arrived, in the
 // job's directory.

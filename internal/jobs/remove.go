@@ -127,7 +127,7 @@ func (s *lease) removeAll(ctx context.Context, r *Removal, keepOutput bool) erro
 	// that no job of another host is started here, and the lock last.
 	last := []string{recordName, "owner.json", moveName, moveLockName, "lock"}
 	for _, name := range append(OwnFiles(), tailsName, SupervisorLog) {
-		if slices.Contains(last, name) || slices.Contains(store.Dirs(), name) || keepOutput && name == "output.log" {
+		if slices.Contains(last, name) || slices.Contains(store.Dirs(), name) || keepOutput && name == OutputLog {
 			continue
 		}
 		err = cmp.Or(err, removeFile(s.Dir, name))
