@@ -162,8 +162,11 @@ func checkDir(dir string) error {
 	case stat.Uid != 0:
 		return fault.New(fmt.Sprintf("job directory %s belongs to user %d, but root restores its content", dir, stat.Uid), "name a new one, or chown root it and what is in it, if all of its content can be trusted")
 	case stat.Mode&0o077 != 0:
-		return fault.New(fmt.Sprintf("job directory %s is accessible to other users (mode %#o), and it holds the memory of the job", dir, stat.Mode&0o7777),
-			"name a new directory; or, if this one is for this job alone, chmod 700 it")
+		remedy := "chmod 700 it"
+		if _, err := os.Lstat(filepath.Join(dir, CheckpointsDir)); err != nil { // it may be any directory
+			remedy = "name a new directory; or, if this one is for this job alone, chmod 700 it"
+		}
+		return fault.New(fmt.Sprintf("job directory %s is accessible to other users (mode %#o), and it holds the memory of the job", dir, stat.Mode&0o7777), remedy)
 	}
 	return nil
 }
