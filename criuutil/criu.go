@@ -28,6 +28,7 @@ type Criu struct {
 	// goes to a page server, or only what changed since an earlier image is written.
 	PagesElsewhere bool
 	LazyPages      bool // --lazy-pages: pages are sent on demand, after post-dump
+	AutoDedup      bool // --auto-dedup: a restore removes from the image what it has read
 	// LibDir is the folder from which criu loads plugins. It is empty if criu loads none.
 	LibDir string
 	// LibDirGiven says that an option or the environment named the folder. criu then fails
@@ -212,6 +213,7 @@ func (c *Criu) option(name, value string) {
 	c.LeaveRunning = c.LeaveRunning || is("leave-running", "leave-r")
 	c.FreezeCgroup = c.FreezeCgroup || is("freeze-cgroup", "fr")
 	c.RPC = c.RPC || name == "rpc"
+	c.AutoDedup = c.AutoDedup || is("auto-dedup", "au")
 	c.LazyPages = c.LazyPages || is("lazy-pages", "la")
 	c.PagesElsewhere = c.PagesElsewhere || c.LazyPages || is("page-server", "pa") || is("prev-images-dir", "pr") || is("stream", "str")
 	if is("libdir", "lib") {

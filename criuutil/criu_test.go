@@ -32,6 +32,7 @@ func TestCriuArguments(t *testing.T) {
 		{"criu dump --lib=/a -jL /b", Criu{LibDir: "/b"}},
 		{"criu dump -L/c --prev-images-dir ../1", Criu{LibDir: "/c", PagesElsewhere: true}},
 		{"criu dump -t 7 --page-server --port 9", Criu{PagesElsewhere: true}},
+		{"criu restore --auto-dedup -D .", Criu{AutoDedup: true}},
 		{"criu dump -t 7 -L", Criu{}},
 	} {
 		var got Criu
@@ -129,6 +130,7 @@ func FuzzCriuArguments(f *testing.F) {
 			"leave-stopped": {criu.LeaveStopped, has("leave-s", 's')},
 			"leave-running": {criu.LeaveRunning, has("leave-r", 'R')},
 			"freeze-cgroup": {criu.FreezeCgroup, has("fr", 0)},
+			"auto-dedup":    {criu.AutoDedup, has("au", 0)},
 			"lazy-pages":    {criu.LazyPages, has("la", 0)},
 			"pages":         {criu.PagesElsewhere, has("pa", 0) || has("pr", 0) || has("la", 0) || has("str", 0)},
 			"libdir":        {criu.LibDir != "", has("lib", 'L') && strings.Contains(args, criu.LibDir)},

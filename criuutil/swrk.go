@@ -145,6 +145,7 @@ func (c *Criu) SetOptions(opts *rpc.CriuOpts) error {
 	c.LeaveRunning = c.LeaveRunning || opts.GetLeaveRunning()
 	c.LeaveStopped = c.LeaveStopped || opts.GetLeaveStopped()
 	c.FreezeCgroup = c.FreezeCgroup || opts.GetFreezeCgroup() != ""
+	c.AutoDedup = c.AutoDedup || opts.GetAutoDedup()
 	c.LazyPages = c.LazyPages || opts.GetLazyPages()
 	c.PagesElsewhere = c.PagesElsewhere || opts.Ps != nil || opts.GetParentImg() != "" || opts.GetLazyPages()
 	return nil

@@ -71,6 +71,8 @@
 //
 //	pre-restore  the checks that need no process, the GPU map, the watcher; a failure → criu
 //	             creates nothing
+//	post-restore the image was read once more, beside criu, and is as its checksums say; else criu undoes
+//	             everything
 //	pre-resume   SIGSTOP every process: queued, nothing runs before it takes effect; put back the
 //	             CPUs, I/O priority and timer slack of threads
 //	post-resume  all tasks are restored and in the group-stop: the GPU map of the journal, planned again for

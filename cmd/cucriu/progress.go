@@ -63,6 +63,7 @@ var phases = map[string]string{
 	checkpoint.StepTrial:           "doing a trial restore of the image",
 	string(journal.StepPublish):    "waiting for the image to be on disk",
 	string(journal.StepPreRestore): "criu is restoring the processes",
+	checkpoint.StepCheckImage:      "verifying the checksums of the image",
 	engine.StepRestoreGPU:          "moving GPU memory back to the GPUs",
 }
 

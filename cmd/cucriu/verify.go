@@ -1,6 +1,7 @@
 package main
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"io"
@@ -21,7 +22,9 @@ type verification struct {
 	Dir   string `json:"dir"`
 	Whole bool   `json:"whole"`
 	Bytes int64  `json:"bytes"`
-	Error string `json:"error,omitempty"`
+	// Checksums says that criu's files have some.
+	Checksums bool   `json:"checksums"`
+	Error     string `json:"error,omitempty"`
 }
 
 func verifyCommand() *cobra.Command {
@@ -29,9 +32,10 @@ func verifyCommand() *cobra.Command {
 		Use:   "verify DIR",
 		Short: "Read all of an image and verify that it is complete and undamaged",
 		Long: `
-The GPU state is compared with its checksums. criu's own images have none: those of
-the processes are decoded, all files that they name must be there with their sizes,
-and everything is read once. Every file of a checkpoint of a long job has a checksum.
+The GPU state is compared with its checksums, and so are criu's files in an image of
+cucriu dump or a checkpoint of a long job. Without checksums, those of the processes
+are decoded, all files that they name must be there with their sizes, and everything
+is read once.
 
 Nothing is changed. The exit status is 1 if the image is damaged or incomplete, and 3
 if there is no image.`,
@@ -41,19 +45,21 @@ if there is no image.`,
 			dir := args[0]
 			verify := inspect.VerifyImage
 			if store.IsCheckpoint(dir) {
-				verify = store.VerifyDir
+				verify = func(ctx context.Context, dir string, workers int, read func(int)) (bool, error) {
+					return true, store.VerifyDir(ctx, dir, workers, read)
+				}
 			} else if err := requireImage(dir); err != nil {
 				return err
 			}
 			var done atomic.Int64
 			progress := newProgress(cmd)
 			progress.measured("reading "+dir, func() (int64, int64) { return done.Load(), written(dir, "*") })
-			err := verify(cmd.Context(), dir, runtime.GOMAXPROCS(0), func(bytes int) { done.Add(int64(bytes)) })
+			summed, err := verify(cmd.Context(), dir, runtime.GOMAXPROCS(0), func(bytes int) { done.Add(int64(bytes)) })
 			progress.stop()
 			if cmd.Context().Err() != nil {
 				return errors.New("cancelled")
 			}
-			v := verification{Dir: dir, Whole: err == nil, Bytes: done.Load()}
+			v := verification{Dir: dir, Whole: err == nil, Bytes: done.Load(), Checksums: summed}
 			if err != nil {
 				if !errors.As(err, new(*fault.Explained)) {
 					err = fmt.Errorf("%w: %s", err, preflight.RemedyOf(preflight.FindingImage))
@@ -62,8 +68,11 @@ if there is no image.`,
 				v.Error = err.Error()
 			}
 			return errors.Join(show(cmd, v, func(out io.Writer) {
-				if v.Whole {
+				switch {
+				case v.Whole && v.Checksums:
 					fmt.Fprintf(out, "%s is complete and undamaged: %s\n", dir, units.Size(v.Bytes))
+				case v.Whole:
+					fmt.Fprintf(out, "%s is complete: %s; criu's files: no checksums\n", dir, units.Size(v.Bytes))
 				}
 			}), err)
 		},

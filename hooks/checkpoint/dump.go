@@ -96,7 +96,7 @@ func Dump(ctx context.Context, hook *hooks.Hook, dir string, options Options) (R
 			err = record.Write(partial.Dir())
 		}
 		if err == nil {
-			err = partial.Publish()
+			err = partial.Publish(!options.NoChecksums)
 		}
 		if complete = err == nil; !complete {
 			unpublished = fmt.Errorf("the image could not be put in place: %w", err)

@@ -76,6 +76,13 @@ type Options struct {
 	Base            string
 	VerifyUnchanged bool
 
+	// NoChecksums leaves criu's files without checksums: whoever has the dump made makes their own, or uses it
+	// up at once.
+	NoChecksums bool
+	// CheckImage, if it is set, checks an image while criu restores it, in place of the checksums that Dump
+	// has made. If it returns an error, the restore fails.
+	CheckImage func(context.Context) error
+
 	// Probe has a dump try whether its image can be restored, before criu lets go of the job. If it
 	// cannot, the dump fails and the job keeps running. ProbeCommand is what calls [ProbeInside].
 	Probe        bool
@@ -129,7 +136,8 @@ type criuSession struct {
 	cause       string    // why criu failed, for the journal; empty if it did not, or it is not known
 	staged      bool      // criu has announced a stage; before that it touches nothing
 	probe       func(context.Context) error
-	outcomeSaid bool // the error says already what became of the job
+	checked     func() error // waits for what a restore's check of the image has found; nil before it begins
+	outcomeSaid bool         // the error says already what became of the job
 }
 
 // start starts criu for a request about an image directory.
@@ -152,7 +160,10 @@ func start(hook *hooks.Hook, kind journal.Kind, options Options, imagesDir strin
 	if err != nil {
 		return nil, err
 	}
-	d.stage = stages.Stage{ImageDir: imagesDir, Client: &self, Hold: options.Hold, Written: options.Written, Compare: options.Compare, Base: options.Base, CopyAll: options.VerifyUnchanged}
+	d.stage = stages.Stage{
+		ImageDir: imagesDir, Client: &self, Checked: true, Hold: options.Hold, Written: options.Written,
+		Compare: options.Compare, Base: options.Base, CopyAll: options.VerifyUnchanged,
+	}
 	empty, err := journal.MakeDir(hook.Config.RunDir, noPlugins)
 	if err != nil {
 		return nil, err
@@ -431,6 +442,11 @@ func (d *criuSession) notified(ctx context.Context, action string, pid int) erro
 		}
 	}
 	err := stages.Serve(ctx, d.hook, d.criu, stage)
+	if d.kind == journal.KindRestore && err == nil {
+		if err := d.checkImage(ctx, action); err != nil {
+			return err
+		}
+	}
 	d.outcomeSaid = d.outcomeSaid || err != nil && (action == criuutil.StagePreDump || d.kind == journal.KindRestore)
 	return err
 }

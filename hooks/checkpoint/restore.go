@@ -10,6 +10,7 @@ import (
 	"cucriu/criuutil"
 	"cucriu/hooks"
 	"cucriu/hooks/preflight"
+	"cucriu/internal/image"
 	"cucriu/internal/journal"
 	"cucriu/internal/watch"
 )
@@ -40,6 +41,8 @@ func Restore(ctx context.Context, hook *hooks.Hook, dir string, options Options)
 		return refused(err)
 	}
 	defer d.close()
+	ctx, over := context.WithCancel(ctx)
+	defer d.endCheck(over)
 	response, err := d.do(ctx)
 	switch {
 	case err == nil || d.staged:
@@ -62,6 +65,54 @@ func Restore(ctx context.Context, hook *hooks.Hook, dir string, options Options)
 	r := d.result(s, int(response.GetRestore().GetPid()), dir)
 	r.Downtime = r.Total
 	return r, nil
+}
+
+// StepCheckImage waits for a check of the image, for [session.Env.Progress].
+const StepCheckImage = "check image"
+
+// checkImage has an image read again and compared with its checksums, beside criu, and fails at post-restore
+// if it is damaged: that is the last stage at which criu undoes a restore. criu that punches holes
+// into what it has read leaves nothing to compare, and waits.
+func (d *criuSession) checkImage(ctx context.Context, action string) error {
+	if action == criuutil.StagePreRestore {
+		check := d.options.CheckImage
+		if check == nil {
+			check = func(ctx context.Context) error { return image.CheckSums(ctx, d.stage.ImageDir) }
+		}
+		var err error
+		done := make(chan struct{})
+		go func() {
+			defer close(done)
+			err = check(ctx)
+		}()
+		d.checked = func() error {
+			<-done
+			return err
+		}
+	}
+	if d.checked == nil || action != criuutil.StagePostRestore && !d.criu.AutoDedup {
+		return nil
+	}
+	if d.hook.Progress != nil {
+		d.hook.Progress(&journal.Record{}, StepCheckImage)
+	}
+	err := d.checked()
+	switch {
+	case ctx.Err() != nil:
+		return fmt.Errorf("%w: cancelled at criu's stage %s", context.Cause(ctx), action)
+	case err != nil:
+		err = fmt.Errorf("image %s: %w", d.stage.ImageDir, err)
+		d.cause = err.Error()
+	}
+	return err
+}
+
+// endCheck ends a check that nobody waits for any more.
+func (d *criuSession) endCheck(cancel func()) {
+	cancel()
+	if d.checked != nil {
+		_ = d.checked()
+	}
 }
 
 // restoreOutcome says what became of the job of a restore that failed; empty if that is not known.

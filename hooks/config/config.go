@@ -29,6 +29,8 @@ type Config struct {
 	Checkpoint Checkpoint
 	Pages      Pages
 	FastLane   FastLane
+	// Checksums has the hook make and check those of criu's files. The commands always do.
+	Checksums bool
 	// ForkedChildren says what a dump does about children that CUDA processes forked.
 	ForkedChildren ForkedChildren
 	Restore        Restore

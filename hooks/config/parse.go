@@ -130,6 +130,7 @@ func (p *parser) file() reader {
 			"sync":     parsed(p, &c.FastLane.Sync, strconv.ParseBool, boolean),
 			"prefault": parsed(p, &c.FastLane.Prefault, strconv.ParseBool, boolean),
 		}),
+		"checksums":       parsed(p, &c.Checksums, strconv.ParseBool, boolean),
 		"forked_children": text(p, &c.ForkedChildren),
 		"restore": p.section(map[string]reader{
 			"timeout":    p.duration(&c.Restore.Timeout),

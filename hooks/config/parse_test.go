@@ -47,6 +47,7 @@ lock: {timeout: 1m30s, try: 250ms}
 checkpoint: {timeout: 20m}
 pages: criu
 fast_lane: {compress: zstd, sync: false, prefault: false}
+checksums: true
 forked_children: refuse
 restore: {timeout: 15m, on_failure: leave}
 force: [peer-memory, disk-space]
@@ -71,6 +72,7 @@ log: {level: debug, format: json, file: /var/log/cucriu.log}
 		Checkpoint:     Checkpoint{Timeout: 20 * time.Minute},
 		Pages:          ByCriu,
 		FastLane:       FastLane{Compress: pages.Zstd},
+		Checksums:      true,
 		ForkedChildren: RefuseChildren,
 		Restore:        Restore{Timeout: 15 * time.Minute, OnFailure: LeaveOnFailure},
 		Force:          []string{"peer-memory", "disk-space"},

@@ -24,8 +24,13 @@ func WriteJSON(path string, value any) error {
 	if err != nil {
 		return err
 	}
+	return Write(path, append(data, '\n'))
+}
+
+// Write is [WriteJSON] for bytes.
+func Write(path string, data []byte) error {
 	dir := filepath.Dir(path)
-	if err := renameio.WriteFile(path, append(data, '\n'), 0o600, renameio.WithTempDir(dir)); err != nil {
+	if err := renameio.WriteFile(path, data, 0o600, renameio.WithTempDir(dir)); err != nil {
 		return err
 	}
 	return Sync(dir)

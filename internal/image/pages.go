@@ -1,8 +1,11 @@
 package image
 
 import (
+	"errors"
 	"fmt"
+	"path/filepath"
 
+	"cucriu/internal/durable"
 	"cucriu/internal/pages"
 )
 
@@ -73,10 +76,11 @@ func (m Manifest) CheckPages(dir string) error {
 }
 
 // RemoveOtherPages removes the pages of an earlier dump into the same directory, whose manifest
-// this one has replaced.
+// this one has replaced, and the checksums of criu's files, which criu is about to replace.
 func (m Manifest) RemoveOtherPages(dir string) error {
-	if err := pages.RemoveExcept(dir, m.PageNames()); err != nil {
-		return fmt.Errorf("remove the GPU state of an earlier dump: %w", err)
+	err := errors.Join(pages.RemoveExcept(dir, m.PageNames()), durable.Remove(filepath.Join(dir, SumsName)))
+	if err != nil {
+		return fmt.Errorf("remove the leftovers of an earlier dump: %w", err)
 	}
 	return nil
 }

@@ -115,9 +115,9 @@ func (p *Partial) Path() string { return filepath.Join(filepath.Dir(p.dir), p.na
 // its name, and after it got the final one, too.
 func (p *Partial) Dir() string { return fmt.Sprintf("/proc/self/fd/%d", p.self.Fd()) }
 
-// Publish gives a complete image its name, after every byte of it is on disk.
-func (p *Partial) Publish() error {
-	if err := durable.SyncTree(context.Background(), p.Dir()+"/"); err != nil {
+// Publish gives a complete image its name, after every byte of it is on disk, and with sums its checksums.
+func (p *Partial) Publish(sums bool) error {
+	if err := Finish(context.Background(), p.Dir(), true, sums); err != nil {
 		return fmt.Errorf("image directory: %w", err)
 	}
 	at := int(p.parent.Fd())

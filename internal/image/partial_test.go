@@ -40,7 +40,7 @@ func TestAPartialDirectoryIsWhatWasMade(t *testing.T) {
 	if _, err := os.Stat(filepath.Join(moved, "pages")); err != nil {
 		t.Error(err)
 	}
-	if err := p.Publish(); err == nil || !strings.Contains(err.Error(), "was replaced") {
+	if err := p.Publish(false); err == nil || !strings.Contains(err.Error(), "was replaced") {
 		t.Errorf("publish: %v", err)
 	}
 	if err := p.Remove(); err == nil {
@@ -70,7 +70,7 @@ func TestAnotherDirectoryIsNotTakenForTheNew(t *testing.T) {
 func TestAPublishedImageHasItsName(t *testing.T) {
 	p, parent := newPartial(t)
 	images := filepath.Join(parent, "images")
-	if err := errors.Join(os.WriteFile(filepath.Join(p.Dir(), "a"), nil, 0o600), os.Mkdir(images, 0o755), p.Publish()); err != nil {
+	if err := errors.Join(os.WriteFile(filepath.Join(p.Dir(), "a"), nil, 0o600), os.Mkdir(images, 0o755), p.Publish(false)); err != nil {
 		t.Fatal(err)
 	}
 	for _, dir := range []string{images, p.Dir()} {

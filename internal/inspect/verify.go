@@ -17,53 +17,69 @@ import (
 )
 
 // VerifyImage reads all of an image, and fails if it is incomplete or damaged. The GPU state is compared
-// with its checksums. criu's images have none: they are decoded where criu reads them first, and their
-// sizes compared. It calls read with how many bytes it has just read, from several goroutines.
-func VerifyImage(ctx context.Context, dir string, workers int, read func(bytes int)) error {
-	_, err := criuimage.Read(dir)
+// with its checksums, and criu's images with those that they have (summed); they are decoded where criu reads
+// them first, their pages must be there, and the rest is read, because its disk may have lost it. VerifyImage
+// calls read with how many bytes it has just read, from several goroutines.
+func VerifyImage(ctx context.Context, dir string, workers int, read func(bytes int)) (summed bool, err error) {
+	_, err = criuimage.Read(dir)
 	if err == nil {
 		_, err = criuimage.Check(dir)
 	}
 	if err != nil {
-		return err
+		return false, err
 	}
 	manifest, err := image.ReadManifest(dir)
 	if err == nil {
 		err = manifest.MatchImages(dir)
 	}
 	if err != nil && !errors.Is(err, os.ErrNotExist) {
-		return err
+		return false, err
 	}
 	if _, err := image.ReadOptions(dir); err != nil {
-		return err
+		return false, err
+	}
+	sums, err := image.ReadSums(dir)
+	if err != nil && !errors.Is(err, os.ErrNotExist) {
+		return false, err
 	}
 	files, err := criuimage.Match(dir, "*")
 	if err != nil {
-		return err
+		return false, err
 	}
 	for _, path := range files {
 		durable.DropCache(path)
 	}
 	readers, err := manifest.OpenPages(dir)
 	if err != nil {
-		return err
+		return false, err
 	}
 	defer image.ClosePages(readers)
 	for _, reader := range readers {
 		if err := reader.Verify(ctx, workers, read); err != nil {
-			return err
+			return false, err
 		}
 	}
-	isPage := manifest.PageNames()
+	root, err := os.OpenRoot(dir)
+	if err != nil {
+		return false, err
+	}
+	defer root.Close()
+	if err := image.CheckFiles(ctx, root, sums, workers, read); err != nil {
+		return false, err
+	}
+	isRead := manifest.PageNames()
+	for _, f := range sums {
+		isRead[f.Name] = true
+	}
 	for _, path := range files {
-		if isPage[filepath.Base(path)] {
+		if isRead[filepath.Base(path)] && filepath.Dir(path) == filepath.Clean(dir) {
 			continue
 		}
 		if err := readAll(ctx, path, read); err != nil {
-			return err
+			return false, err
 		}
 	}
-	return nil
+	return len(sums) > 0, nil
 }
 
 // readAll reads a file, because its disk may have lost it.

@@ -16,6 +16,7 @@ import (
 	"cucriu/internal/image"
 	"cucriu/internal/jobs/files"
 	"cucriu/internal/jobs/job"
+	"cucriu/internal/jobs/store"
 )
 
 // RestoreCut is [checkpoint.Restore] that first cuts files which the job was writing at their end
@@ -34,6 +35,9 @@ func RestoreCut(ctx context.Context, hook *hooks.Hook, dir string, options check
 		return checkpoint.Result{}, preflight.AsRefusal(err)
 	}
 	defer lock.Close() // nil: nothing was locked
+	if store.IsCheckpoint(dir) {
+		options.CheckImage = func(ctx context.Context) error { return store.VerifyDir(ctx, dir, 0, func(int) {}) }
+	}
 	record := files.UndoFile{Path: filepath.Join(dir, "cucriu-"+undoName)}
 	if _, err := os.Lstat(record.Path); err != nil && !cut {
 		return checkpoint.Restore(ctx, hook, dir, options)

@@ -341,7 +341,7 @@ func (s *treeSource) dumpOptions() checkpoint.Options {
 		lock = rpc.CriuNetworkLockMethod_SKIP.Enum()
 	}
 	return checkpoint.Options{
-		Path: s.options.Criu, Output: os.Stderr,
+		Path: s.options.Criu, Output: os.Stderr, NoChecksums: true,
 		RPC: &rpc.CriuOpts{
 			Pid: proto.Int32(int32(s.root)), LogLevel: proto.Int32(criuLogLevel),
 			TcpClose: proto.Bool(s.options.TCP == prepare.TCPClose), TcpEstablished: proto.Bool(s.options.TCP == prepare.TCPKeep),

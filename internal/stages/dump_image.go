@@ -9,7 +9,6 @@ import (
 	"time"
 
 	"cucriu/internal/criuimage"
-	"cucriu/internal/durable"
 	"cucriu/internal/image"
 	"cucriu/internal/inject"
 	"cucriu/internal/journal"
@@ -26,10 +25,10 @@ func (c *call) postDump(ctx context.Context) error {
 	}
 	publish := c.stage.Publish
 	if publish == nil {
-		publish = c.syncImage
+		publish = func(ctx context.Context) error { return c.finishImage(ctx, s != nil) }
 	}
 	if s == nil { // no process of the tree uses CUDA
-		if err := criuimage.Settle(c.stage.ImageDir); err != nil || c.stage.Publish == nil {
+		if err := criuimage.Settle(c.stage.ImageDir); err != nil {
 			return err
 		}
 		return publish(ctx)
@@ -61,13 +60,13 @@ func (c *call) postDump(ctx context.Context) error {
 	return s.DoStep(step, func() error { return session.StopMembers(&s.Record) })
 }
 
-// syncImage waits until all that criu has written is on disk. criu does not wait for that, and it ends the job next:
-// a disk that is full or fails would be noticed too late.
-func (c *call) syncImage(ctx context.Context) error {
-	if c.criu.LeaveRunning || !c.Config.FastLane.Sync {
-		return nil
-	}
-	if err := durable.SyncTree(ctx, c.stage.ImageDir+"/"); err != nil { // it may be a link below /proc
+// finishImage waits until all that criu has written is on disk. criu does not wait for that, and it ends the
+// job next: a disk that is full or fails would be noticed too late. An image that is not all here has no
+// checksums.
+func (c *call) finishImage(ctx context.Context, ofCUDA bool) error {
+	sync := ofCUDA && !c.criu.LeaveRunning && c.Config.FastLane.Sync
+	sums := c.Config.Checksums && !c.criu.PagesElsewhere && !c.stage.Checked
+	if err := image.Finish(ctx, c.stage.ImageDir, sync, sums); err != nil {
 		return fmt.Errorf("the image is not on disk, so the job is not ended: %w", err)
 	}
 	return nil

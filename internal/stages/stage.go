@@ -37,6 +37,8 @@ type Stage struct {
 	// Publish gives a complete image its final form at post-dump, before criu ends the processes. It is
 	// nil if there is nothing to do. An error keeps the job alive.
 	Publish func(context.Context) error `json:"-"`
+	// Checked says that the client makes the image's checksums, or compares the image with them.
+	Checked bool `json:"-"`
 	// PublishedDir is where the image is after Publish; empty if that is still ImageDir.
 	PublishedDir string
 	// Compare has a dump note what a later one can be compared with, and Base is an earlier image of the same job
@@ -122,7 +124,7 @@ var handlers = map[string]func(*call, context.Context) error{
 	criuutil.StagePreRestore:          (*call).preRestore,
 	criuutil.StageSetupNamespaces:     (*call).rootNamed,
 	criuutil.StagePostSetupNamespaces: (*call).rootNamed,
-	criuutil.StagePostRestore:         (*call).rootNamed,
+	criuutil.StagePostRestore:         (*call).postRestore,
 	criuutil.StagePreResume:           (*call).preResume,
 	criuutil.StagePostResume:          (*call).postResume,
 }

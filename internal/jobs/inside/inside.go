@@ -126,9 +126,10 @@ func dump(ctx context.Context, hook *hooks.Hook, criu string, r Request) (a Answ
 		return a, preflight.AsRefusal(err)
 	}
 	options := checkpoint.Options{
-		Path:    criu,
-		RPC:     &rpc.CriuOpts{Pid: proto.Int32(int32(r.Root)), LeaveRunning: proto.Bool(!r.End), LogLevel: proto.Int32(2)},
-		Compare: true, Base: r.Base, VerifyUnchanged: r.VerifyUnchanged,
+		Path:        criu,
+		RPC:         &rpc.CriuOpts{Pid: proto.Int32(int32(r.Root)), LeaveRunning: proto.Bool(!r.End), LogLevel: proto.Int32(2)},
+		NoChecksums: true, // the store makes them
+		Compare:     true, Base: r.Base, VerifyUnchanged: r.VerifyUnchanged,
 		AtStandstill: func(ctx context.Context, dir string) (err error) {
 			if err = files.Save(ctx, r.Root, dir, r.Files); err == nil {
 				a.Clocks, err = sandbox.ReadClocks()

@@ -1,20 +1,17 @@
 package store
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
-	"hash/crc32"
-	"io"
 	"io/fs"
 	"os"
 	"path/filepath"
+	"runtime"
 	"slices"
 	"time"
 
-	"golang.org/x/sys/unix"
-
-	"cucriu/internal/criuimage"
 	"cucriu/internal/durable"
 	"cucriu/internal/image"
 	"cucriu/internal/pages"
@@ -79,20 +76,14 @@ func IsCheckpoint(dir string) bool {
 	return err == nil
 }
 
-// VerifyDir is [Store.Verify] for the directory of a checkpoint, wherever it lies. It marks nothing.
+// VerifyDir is [Store.Verify] for the directory of a checkpoint, wherever it lies, or [Store.Check] without
+// workers. It marks nothing.
 func VerifyDir(ctx context.Context, dir string, workers int, read func(bytes int)) error {
 	c, err := readIn(dir, filepath.Base(dir))
 	if err != nil {
 		return err
 	}
-	return check(ctx, c, max(workers, 1), read)
-}
-
-// ofHost reports whether an error says only that a file cannot be read here and now, and nothing of what
-// is in it.
-func ofHost(err error) bool {
-	return slices.ContainsFunc([]unix.Errno{unix.EMFILE, unix.ENFILE, unix.ENOMEM, unix.EACCES, unix.EPERM, unix.ETIMEDOUT},
-		func(number unix.Errno) bool { return errors.Is(err, number) })
+	return check(ctx, c, workers, read)
 }
 
 // check is [Store.Check]. With workers, so many threads read the GPU's pages, too, and all is read from the
@@ -106,74 +97,53 @@ func check(ctx context.Context, c Checkpoint, workers int, read func(bytes int))
 		return fmt.Errorf("checkpoint %s: %w", c.Name, err)
 	}
 	defer root.Close()
-	damage := func(file string, err error) error {
+	damage := func(err error) error {
 		switch {
 		case ctx.Err() != nil:
 			return err
-		case ofHost(err):
+		case image.IsOfHost(err):
 			return fmt.Errorf("checkpoint %s: %w", c.Name, err)
 		}
-		return &DamageError{Checkpoint: c.Name, File: file, Err: err}
+		if of := new(image.FileError); errors.As(err, &of) {
+			return &DamageError{Checkpoint: c.Name, File: of.Name, Err: of.Err}
+		}
+		return &DamageError{Checkpoint: c.Name, Err: err}
 	}
 	if r, sum, err := readRecord(root); err != nil {
-		return damage("", err)
+		return damage(err)
 	} else if sum != c.sum {
-		return damage(recordName, fmt.Errorf("it was replaced by one of %v", r.CreatedAt))
+		return damage(&image.FileError{Name: recordName, Err: fmt.Errorf("it was replaced by one of %v", r.CreatedAt)})
 	}
 	m, err := image.ReadManifest(root.Name())
 	if err != nil && (!errors.Is(err, fs.ErrNotExist) || c.file(image.ManifestName).Name != "") {
-		return damage(image.ManifestName, err)
+		return damage(&image.FileError{Name: image.ManifestName, Err: err})
 	}
 	isPage := m.PageNames()
+	summed := slices.DeleteFunc(slices.Clone(c.Files), func(f File) bool { return isPage[f.Name] })
 	for _, f := range c.Files {
 		if workers > 0 {
 			durable.DropCache(filepath.Join(c.Dir, f.Name))
 		}
-		if err := checkFile(ctx, root, f, !isPage[f.Name], read); err != nil {
-			return damage(f.Name, err)
+		if isPage[f.Name] {
+			opened, err := f.Open(root)
+			if err != nil {
+				return damage(err)
+			}
+			opened.Close()
 		}
 		delete(isPage, f.Name)
 	}
+	if err := image.CheckFiles(ctx, root, summed, cmp.Or(workers, runtime.GOMAXPROCS(0)), read); err != nil {
+		return damage(err)
+	}
 	for name := range isPage {
-		return damage(name, errors.New("the manifest names it, but the checkpoint was made without it"))
+		err := errors.New("the manifest names it, but the checkpoint was made without it")
+		return damage(&image.FileError{Name: name, Err: err})
 	}
 	for _, p := range m.Processes {
 		if err := checkPages(ctx, root.Name(), p, workers, read); err != nil {
-			return damage("", fmt.Errorf("the GPU state of process %d (%s): %w", p.PID, p.Name, err))
+			return damage(fmt.Errorf("the GPU state of process %d (%s): %w", p.PID, p.Name, err))
 		}
-	}
-	return nil
-}
-
-// checkFile fails if a file does not have its size or, with all, its checksum.
-func checkFile(ctx context.Context, root *os.Root, want File, all bool, read func(bytes int)) error {
-	f, info, err := criuimage.OpenIn(root, want.Name)
-	if err != nil {
-		return err
-	}
-	defer f.Close()
-	if info.Size() != want.Bytes {
-		return fmt.Errorf("it has %d bytes, but %d were written", info.Size(), want.Bytes)
-	}
-	if !all {
-		return nil
-	}
-	sum := crc32.New(castagnoli)
-	buffer := make([]byte, min(pieceBytes, want.Bytes+1))
-	for err == nil {
-		var n int
-		n, err = f.Read(buffer)
-		sum.Write(buffer[:n])
-		read(n)
-		if ctx.Err() != nil {
-			return ctx.Err()
-		}
-	}
-	if !errors.Is(err, io.EOF) {
-		return err
-	}
-	if got := sum.Sum32(); got != want.CRC32C {
-		return errors.New("checksum mismatch")
 	}
 	return nil
 }

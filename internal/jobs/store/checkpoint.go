@@ -39,12 +39,8 @@ type Info struct {
 	GPUs      []cudackpt.GPU `json:"gpus,omitempty"`
 }
 
-// File is a file of a checkpoint.
-type File struct {
-	Name   string `json:"name"` // in the checkpoint's directory, with slashes
-	Bytes  int64  `json:"bytes"`
-	CRC32C uint32 `json:"crc32c"` // 0 of GPU state, whose chunks have checksums
-}
+// File is a file of a checkpoint. That of GPU state has the checksum 0: its chunks have checksums.
+type File = image.File
 
 // Checkpoint is a checkpoint in the store.
 type Checkpoint struct {
@@ -102,7 +98,7 @@ func (s *Store) Checkpoints() ([]Checkpoint, error) {
 		if errors.Is(err, errGone) {
 			continue // removed meanwhile
 		}
-		if ofHost(err) {
+		if image.IsOfHost(err) {
 			return nil, fmt.Errorf("checkpoint %s: %w", name, err)
 		}
 		if err != nil {

@@ -14,6 +14,8 @@ import (
 	"github.com/google/go-cmp/cmp"
 	"github.com/google/go-cmp/cmp/cmpopts"
 	"golang.org/x/sys/unix"
+
+	"cucriu/internal/durable"
 )
 
 func goodRecord(t testing.TB) record {
@@ -26,12 +28,10 @@ func goodRecord(t testing.TB) record {
 // seal returns a record that has the right checksum, whatever is in it.
 func seal(t testing.TB, inner []byte) []byte {
 	t.Helper()
-	var compact bytes.Buffer
-	if json.Compact(&compact, inner) != nil {
+	data, err := durable.Seal(recordKey, recordVersion, json.RawMessage(inner))
+	if err != nil { // it is no JSON
 		return inner
 	}
-	data, err := json.Marshal(sealed{Version: recordVersion, CRC32C: checksum(compact.Bytes()), Checkpoint: inner})
-	must(t, err)
 	return data
 }
 

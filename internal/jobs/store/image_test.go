@@ -14,6 +14,7 @@ import (
 	"time"
 
 	"cucriu/cudackpt"
+	"cucriu/internal/durable"
 	"cucriu/internal/image"
 	"cucriu/internal/pages"
 )
@@ -32,7 +33,7 @@ func wantError(t testing.TB, err error, why string) {
 	}
 }
 
-func checksum(data []byte) uint32 { return crc32.Checksum(data, castagnoli) }
+func checksum(data []byte) uint32 { return crc32.Checksum(data, durable.Castagnoli) }
 
 const (
 	jobPID    = 7

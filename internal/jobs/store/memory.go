@@ -12,6 +12,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"cucriu/internal/criuimage"
+	"cucriu/internal/durable"
 	"cucriu/internal/pagemap"
 )
 
@@ -174,7 +175,7 @@ func openMemoryBase(c Checkpoint, name string) (*memoryBase, error) {
 		b.pagemap, _, err = criuimage.OpenIn(root, name)
 	}
 	if err == nil {
-		sum := crc32.New(castagnoli)
+		sum := crc32.New(durable.Castagnoli)
 		var n int64
 		n, err = io.Copy(sum, io.LimitReader(b.pagemap, b.pagemapRecord.Bytes+1))
 		if err == nil && (n != b.pagemapRecord.Bytes || sum.Sum32() != b.pagemapRecord.CRC32C) {

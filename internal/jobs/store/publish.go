@@ -320,7 +320,7 @@ func (o *output) Write(piece []byte) (int, error) {
 			return 0, err
 		}
 	}
-	o.CRC32C = crc32.Update(o.CRC32C, castagnoli, piece)
+	o.CRC32C = crc32.Update(o.CRC32C, durable.Castagnoli, piece)
 	o.Bytes += int64(len(piece))
 	if o.Bytes-o.flushed >= flushBytes {
 		// What this misses, the sync at the end does.

@@ -1,23 +1,16 @@
 package store
 
 import (
-	"bytes"
-	"encoding/json"
 	"errors"
 	"fmt"
-	"hash/crc32"
-	"io"
 	"io/fs"
-	"math"
 	"os"
-	"path"
-	"path/filepath"
 	"slices"
-	"strings"
 	"time"
 
 	"cucriu/internal/criuimage"
 	"cucriu/internal/durable"
+	"cucriu/internal/image"
 	"cucriu/internal/proc"
 )
 
@@ -26,10 +19,9 @@ const recordName = "checkpoint.json"
 
 const (
 	recordVersion  = 1
+	recordKey      = "checkpoint"
 	maxRecordBytes = 64 << 20
-	maxFiles       = 1 << 20
 	maxText        = 4096 // bytes
-	maxName        = 1024 // bytes
 	maxDuration    = 366 * 24 * time.Hour
 )
 
@@ -41,24 +33,12 @@ type record struct {
 	Files      []File `json:"files"`
 }
 
-// sealed is a record with a checksum of its own: nothing else would show that, for example,
-// a clock in it is damaged. The checksum is that of the compact form.
-type sealed struct {
-	Version    int             `json:"version"`
-	CRC32C     uint32          `json:"crc32c"`
-	Checkpoint json.RawMessage `json:"checkpoint"`
-}
-
 // encode returns the content of the file.
 func (r record) encode() ([]byte, error) {
 	if err := r.validate(); err != nil {
 		return nil, err
 	}
-	inner, err := json.Marshal(r)
-	if err != nil {
-		return nil, err
-	}
-	data, err := json.MarshalIndent(sealed{Version: recordVersion, CRC32C: crc32.Checksum(inner, castagnoli), Checkpoint: inner}, "", "\t")
+	data, err := durable.Seal(recordKey, recordVersion, r)
 	if err == nil && len(data) > maxRecordBytes {
 		err = fmt.Errorf("it has %d bytes", len(data))
 	}
@@ -89,43 +69,15 @@ func readRecord(root *os.Root) (record, uint32, error) {
 // parseRecord reads the content of the file, and refuses one that no supervisor can have
 // written. It returns the checksum in it.
 func parseRecord(data []byte) (record, uint32, error) {
-	var s sealed
-	if err := decode(data, &s, false); err != nil {
-		return record{}, 0, fmt.Errorf("damaged: %w", err)
-	}
-	if s.Version != recordVersion {
-		return record{}, 0, fmt.Errorf("of version %d, but this cucriu reads version %d", s.Version, recordVersion)
-	}
-	var compact bytes.Buffer
-	if err := json.Compact(&compact, s.Checkpoint); err != nil {
-		return record{}, 0, fmt.Errorf("damaged: %w", err)
-	}
-	if sum := crc32.Checksum(compact.Bytes(), castagnoli); sum != s.CRC32C {
-		return record{}, 0, errors.New("damaged: checksum mismatch")
-	}
 	var r record
-	err := decode(s.Checkpoint, &r, true)
-	if err == nil {
-		err = r.validate()
-	}
+	sum, err := durable.Unseal(data, recordKey, recordVersion, &r)
 	if err != nil {
+		return record{}, 0, err
+	}
+	if err := r.validate(); err != nil {
 		return record{}, 0, fmt.Errorf("damaged: %w", err)
 	}
-	return r, s.CRC32C, nil
-}
-
-func decode(data []byte, value any, strict bool) error {
-	decoder := json.NewDecoder(bytes.NewReader(data))
-	if strict {
-		decoder.DisallowUnknownFields()
-	}
-	if err := decoder.Decode(value); err != nil {
-		return err
-	}
-	if _, err := decoder.Token(); !errors.Is(err, io.EOF) {
-		return errors.New("trailing data")
-	}
-	return nil
+	return r, sum, nil
 }
 
 func (r record) validate() error {
@@ -145,22 +97,10 @@ func (r record) validate() error {
 		return fmt.Errorf("the root has pid %d", r.RootPID)
 	case r.Clocks.Monotonic < 0 || r.Clocks.Boottime < 0:
 		return fmt.Errorf("the clocks are %+v", r.Clocks)
-	case len(r.Files) == 0 || len(r.Files) > maxFiles:
-		return fmt.Errorf("it has %d files", len(r.Files))
 	}
-	seen := make(map[string]bool)
-	var total int64
-	for _, f := range r.Files {
-		switch {
-		case !isFileName(f.Name):
-			return fmt.Errorf("invalid file name %.80q", f.Name)
-		case seen[f.Name]:
-			return fmt.Errorf("%s is listed twice", f.Name)
-		case f.Bytes < 0 || f.Bytes > math.MaxInt64-total:
-			return fmt.Errorf("%s has %d bytes", f.Name, f.Bytes)
-		}
-		seen[f.Name] = true
-		total += f.Bytes
+	total, err := image.ValidateFiles(r.Files, isFileName)
+	if err != nil {
+		return err
 	}
 	if r.NewBytes < 0 || r.NewBytes > total {
 		return fmt.Errorf("%d of %d bytes were new", r.NewBytes, total)
@@ -171,9 +111,8 @@ func (r record) validate() error {
 // isPrintable reports whether text is safe to show on terminals and in logs.
 func isPrintable(text string) bool { return len(text) <= maxText && text == proc.Printable(text) }
 
-// isFileName reports whether a file of a checkpoint may have this name. It leads nowhere but
-// into the checkpoint's directory, and is not that of a file which the store writes there.
+// isFileName reports whether a file of a checkpoint may have this name, which is not that of a file that
+// the store writes there.
 func isFileName(name string) bool {
-	return name != "" && name != "." && len(name) <= maxName && isPrintable(name) && path.Clean(name) == name && filepath.IsLocal(name) &&
-		!strings.ContainsRune(name, '\\') && !slices.Contains([]string{recordName, verifiedName, pinnedName, givenUpName, trialName, damagedName}, name)
+	return image.IsFileName(name) && !slices.Contains([]string{recordName, verifiedName, pinnedName, givenUpName, trialName, damagedName}, name)
 }

@@ -4,7 +4,6 @@ import (
 	"cmp"
 	"errors"
 	"fmt"
-	"hash/crc32"
 	"io/fs"
 	"log/slog"
 	"os"
@@ -39,8 +38,6 @@ var (
 	// ErrReadOnly says that a store was opened by [View].
 	ErrReadOnly = errors.New("opened for reading only")
 )
-
-var castagnoli = crc32.MakeTable(crc32.Castagnoli)
 
 // OpenOptions are the options of [Open].
 type OpenOptions struct {

@@ -1,0 +1,132 @@
+package image
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"runtime"
+	"slices"
+	"strings"
+
+	"golang.org/x/sync/errgroup"
+
+	"cucriu/hooks/preflight"
+	"cucriu/internal/durable"
+	"cucriu/internal/fault"
+	"cucriu/internal/pages"
+)
+
+// SumsName is the file name of the checksums of criu's images and the manifest, in the image directory. The
+// GPU state has its own. What else is there is not needed for a restore, or may be changed before one.
+const SumsName = "cucriu-checksums.json"
+
+const (
+	sumsVersion  = 1
+	sumsKey      = "files"
+	maxSumsBytes = 64 << 20
+)
+
+func hasSum(name string) bool {
+	return IsFileName(name) && !strings.Contains(name, "/") && (strings.HasSuffix(name, ".img") || name == ManifestName)
+}
+
+// sumImage makes the checksums of an image that is complete.
+func sumImage(ctx context.Context, dir string) ([]File, error) {
+	root, err := os.OpenRoot(dir)
+	if err != nil {
+		return nil, err
+	}
+	defer root.Close()
+	entries, err := os.ReadDir(dir)
+	if err != nil {
+		return nil, err
+	}
+	state, err := pages.Names(dir)
+	if err != nil {
+		return nil, err
+	}
+	var files []File
+	for _, entry := range entries {
+		if name := entry.Name(); hasSum(name) && !slices.Contains(state, name) {
+			info, err := entry.Info()
+			if err != nil {
+				return nil, err
+			}
+			files = append(files, File{Name: name, Bytes: info.Size()})
+		}
+	}
+	sums, err := sumFiles(ctx, root, files, runtime.GOMAXPROCS(0), func(int) {})
+	for i := range files {
+		files[i].CRC32C = sums[i]
+	}
+	return files, err
+}
+
+// Finish waits until an image is on disk, if sync says so. With sums, its files get checksums meanwhile,
+// which many threads make faster than a disk writes. dir may be a link below /proc.
+func Finish(ctx context.Context, dir string, sync, sums bool) error {
+	var files []File
+	group, inner := errgroup.WithContext(ctx)
+	if sync {
+		group.Go(func() error { return durable.SyncTree(inner, dir+"/") })
+	}
+	if sums {
+		group.Go(func() (err error) {
+			files, err = sumImage(inner, dir)
+			return err
+		})
+	}
+	if err := group.Wait(); err != nil || !sums {
+		return err
+	}
+	data, err := durable.Seal(sumsKey, sumsVersion, files)
+	if err != nil {
+		return err
+	}
+	return durable.Write(filepath.Join(dir, SumsName), data)
+}
+
+// ReadSums reads the checksums of an image. If it has none, the error is [os.ErrNotExist].
+func ReadSums(dir string) (files []File, err error) {
+	path := filepath.Join(dir, SumsName)
+	data, err := durable.ReadFile(path, maxSumsBytes)
+	if errors.Is(err, os.ErrNotExist) {
+		return nil, err
+	}
+	if err == nil {
+		_, err = durable.Unseal(data, sumsKey, sumsVersion, &files)
+	}
+	if err == nil {
+		if _, err = ValidateFiles(files, hasSum); err != nil {
+			err = fmt.Errorf("damaged: %w", err)
+		}
+	}
+	if err != nil {
+		return nil, fmt.Errorf("%s: %w", path, err)
+	}
+	return files, nil
+}
+
+// CheckSums reads the files of an image that has checksums, and fails if one is not as it was written. The
+// error is a [FileError] with its remedy.
+func CheckSums(ctx context.Context, dir string) error {
+	files, err := ReadSums(dir)
+	if errors.Is(err, os.ErrNotExist) {
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	root, err := os.OpenRoot(dir)
+	if err != nil {
+		return err
+	}
+	defer root.Close()
+	err = CheckFiles(ctx, root, files, runtime.GOMAXPROCS(0), func(int) {})
+	if damaged := new(FileError); errors.As(err, &damaged) {
+		return fault.Because(err, err.Error(), preflight.RemedyOf(preflight.FindingImage))
+	}
+	return err
+}
