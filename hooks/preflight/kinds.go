@@ -155,7 +155,7 @@ var topics = []Topic{
 		{FindingOtherUser, refuses, "a process belongs to another user or group, and CRIU can dump it only with CAP_SYS_RESOURCE", "add it to the container or service (--cap-add SYS_RESOURCE), or run the job as the user who dumps it", forced},
 		{FindingUNIXSocket, refuses, "a UNIX stream connection to a process outside the tree, or one whose client has ended, or sent data, before it was accepted: [more](#unix-socket)", "let the job close the connection, or dump the tree that holds both ends; if it is the job's output (systemd, journald), send that to a file", forced},
 		{FindingOutsidePipe, warns, "a warning: a pipe connects the job to a process outside the tree: [more](#outside-pipe)", "let the job use a file instead", !forced},
-		{FindingParent, refuses, "the root was started by a program of its process group (torchrun, Python's subprocess), which would stay behind and see it end. A warning if nothing else below that program uses CUDA", "dump that program (-t) to take the whole job", forced},
+		{FindingParent, refuses, "a program of the root's process group has started it (torchrun, Python's subprocess), or processes of its session or group have left the tree because their parents ended: these would stay behind. A warning if they do not use CUDA", "dump that program (-t) to take the whole job", forced},
 		{FindingCUDA, informs, "the GPUs that a CUDA process sees, and the memory that it holds on them", "", !forced},
 		{FindingFrozen, informs, "a control group has frozen the process; a dump thaws it temporarily", "", !forced},
 		{FindingStopped, informs, "the process was already stopped, and stays stopped", "", !forced},

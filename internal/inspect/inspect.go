@@ -293,7 +293,7 @@ func (h Host) CheckJob(ctx context.Context, root int, imageDir string) (prefligh
 	if !in.UsesCUDA() {
 		f := preflight.Fine(preflight.FindingCUDA, "no process of its tree uses CUDA: criu dumps it by itself")
 		f.PID = root
-		return preflight.Findings{f}, nil
+		return slices.Concat(preflight.Findings{f}, in.Findings), nil
 	}
 	hierarchies, err := proc.ReadHierarchies()
 	if err != nil {
