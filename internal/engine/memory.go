@@ -84,14 +84,6 @@ func (s *Suspension) prepareAgents(ctx context.Context) error {
 	return s.Session.Save()
 }
 
-// callsOfDriver are system calls that the driver makes in a process that it checkpoints, on its own thread.
-var callsOfDriver = []inject.Call{
-	{Number: unix.SYS_IOCTL},
-	{Number: unix.SYS_MMAP, Arguments: []uint64{0, 1 << 20, unix.PROT_READ | unix.PROT_WRITE, unix.MAP_PRIVATE | unix.MAP_ANONYMOUS, 1<<64 - 1}},
-	{Number: unix.SYS_MPROTECT, Arguments: []uint64{0, 1 << 20, unix.PROT_READ | unix.PROT_WRITE}}, // malloc, of a thread
-	{Number: unix.SYS_MUNMAP, Arguments: []uint64{0, 1 << 20}},
-}
-
 // requireDriverAllowed refuses processes that a filter of their own would end while the driver checkpoints them. A filter
 // that was put on every thread is on the driver's, too. One that cannot be read refuses nothing.
 func (s *Suspension) requireDriverAllowed(ctx context.Context) error {
@@ -108,7 +100,7 @@ func (s *Suspension) requireDriverAllowed(ctx context.Context) error {
 		}
 		meaning := fmt.Sprintf("process %d (%s) has put a seccomp filter on all its threads that forbids what the driver calls for a checkpoint (%v)",
 			t.PID, t.Member.Name, err)
-		return fault.Because(err, meaning, "let the filter allow ioctl, mmap, mprotect and munmap, or install it only on the threads that need it")
+		return fault.Because(err, meaning, "let the filter allow that system call (ausyscall NUMBER names it), or install it only on the threads that need it")
 	})
 }
 

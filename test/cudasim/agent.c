@@ -9,10 +9,12 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <pthread.h>
+#include <sched.h>
 #include <semaphore.h>
 #include <signal.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/eventfd.h>
 #include <sys/prctl.h>
 #include <sys/syscall.h>
 #include <unistd.h>
@@ -116,6 +118,25 @@ static void allocate(void)
 	free(p);
 }
 
+/* As the driver does on this thread, traced on 580.159.04: a filter of the job's may end it for one of these. */
+static void call_as_the_driver(void)
+{
+	int pipes[2], event = eventfd(0, EFD_CLOEXEC);
+
+	if (!pipe2(pipes, O_CLOEXEC)) {
+		dup3(pipes[0], pipes[1], O_CLOEXEC);
+		dup2(pipes[0], event);
+		close(pipes[0]);
+		close(pipes[1]);
+	}
+	close(event);
+	access("", F_OK);
+	if (!symlink("", "") || !unlink("")) /* calls that do nothing */
+		abort();
+	syscall(SYS_getpid);
+	sched_yield();
+}
+
 static CUresult checkpoint(const struct fault_plan *plan)
 {
 	if (state_now() != CU_PROCESS_STATE_LOCKED)
@@ -123,6 +144,7 @@ static CUresult checkpoint(const struct fault_plan *plan)
 	if (memory_has_managed())
 		return CUDA_ERROR_NOT_SUPPORTED;
 	hazard_set(true);
+	call_as_the_driver();
 	CUresult r = memory_stage(&agent.staging);
 	if (r) {
 		hazard_set(false);

@@ -1,0 +1,12 @@
+package engine
+
+import (
+	"golang.org/x/sys/unix"
+
+	"cucriu/internal/inject"
+)
+
+var callsOfDriverHere = []inject.Call{
+	{Number: unix.SYS_FSTATAT}, {Number: unix.SYS_PPOLL}, {Number: unix.SYS_FACCESSAT},
+	{Number: unix.SYS_SYMLINKAT}, {Number: unix.SYS_UNLINKAT},
+}
