@@ -107,12 +107,13 @@ func (in *instance) ask(ctx context.Context, r inside.Request) (a inside.Answer,
 	}
 	root := in.root
 	defer in.tellIfSlow(r.Op.What(), r.Expected, func() string { return inSandbox(cmd.Process.Pid, root) })()
-	r.Own = !in.sandbox.IsAdopted()
+	r.Own, r.Told = !in.sandbox.IsAdopted(), in.toldNow(nil)
 	err = json.NewEncoder(to).Encode(r)
 	if err == nil {
 		err = json.NewDecoder(from).Decode(&a)
 	}
 	to.Close()
+	in.toldNow(a.Told)
 	if waitErr := cmd.Wait(); waitErr != nil || err != nil {
 		if ctx.Err() != nil { // it was given up
 			return inside.Answer{}, context.Cause(ctx)

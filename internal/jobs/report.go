@@ -6,12 +6,14 @@ import (
 	"io"
 	"os"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"sync"
 	"time"
 
 	"cucriu/internal/failpoint"
+	"cucriu/internal/jobs/inside"
 	"cucriu/internal/proc"
 	"cucriu/internal/quote"
 )
@@ -57,6 +59,18 @@ type reporter struct {
 	status    statusFile
 	metrics   *metrics
 	console   *console // joins our terminal to the job's; nil if it does not
+
+	toldMutex sync.Mutex
+	told      []string // warnings about the job, each of which is told once
+}
+
+// toldNow adds warnings to those that were told in the sandbox, and returns these. A trial restore runs beside other
+// requests.
+func (r *reporter) toldNow(more []string) []string {
+	r.toldMutex.Lock()
+	defer r.toldMutex.Unlock()
+	r.told = append(r.told, more[:min(len(more), max(0, inside.MaxTold-len(r.told)))]...)
+	return slices.Clone(r.told)
 }
 
 // tell writes an event into the job's log, and then tells the user of it. A full disk does not stop

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"log/slog"
 	"math"
 	"os"
 	"path/filepath"
@@ -50,13 +51,17 @@ func Serve(ctx context.Context, hook *hooks.Hook, criu string, in io.Reader, out
 		_, _ = decoder.Token() // there is no more input, so this is its end
 		giveUp(errGivenUp)
 	}()
+	said := toldBefore(r.Told)
+	if hook = hook.Filled(); r.Op != Restore { // which may say for what it waits
+		hook.Log = slog.New(told{hook.Log.Handler(), said})
+	}
 	if r.Op == Probe { // beside all others
 		of, err := ReadStaged(r.Images)
 		if err != nil && !errors.Is(err, os.ErrNotExist) {
 			return err
 		}
 		trial := checkpoint.Probe(ctx, hook, r.Images, checkpoint.ProbeOptions{Command: []string{self.Path, checkpoint.CommandProbe}, Criu: criu, Before: r.Tried, Terminal: of.Terminal})
-		return json.NewEncoder(out).Encode(Answer{Trial: &trial})
+		return json.NewEncoder(out).Encode(Answer{Trial: &trial, Told: said.new()})
 	}
 	turn := flock.New(filepath.Join(hook.Config.RunDir, "turn"))
 	defer turn.Close()
@@ -91,6 +96,7 @@ func Serve(ctx context.Context, hook *hooks.Hook, criu string, in io.Reader, out
 	default:
 		err = fmt.Errorf("unknown request %q", r.Op)
 	}
+	a.Told = said.new()
 	if err != nil {
 		a.Error, a.Refused, a.NotBack = err.Error(), preflight.Refused(err), errors.Is(err, hooks.ErrNotBack)
 		a.NoRoom = errors.Is(err, hooks.ErrNoRoom)

@@ -65,12 +65,16 @@ type Request struct {
 	Tried string `json:"tried,omitempty"`
 	// Staged is what is known of a dump before it is made.
 	Staged Staged `json:"staged"`
+	// Told are warnings that are not to be repeated.
+	Told []string `json:"told,omitempty"`
 	// Expected is how long it probably takes; 0 if that is not known.
 	Expected time.Duration `json:"-"`
 }
 
 // Answer says how it went.
 type Answer struct {
+	// Told are the warnings that were told.
+	Told   []string          `json:"told,omitempty"`
 	Result checkpoint.Result `json:"result"`
 	Clocks sandbox.Clocks    `json:"clocks"` // of the job when it was dumped
 	// Changes is what was done to the job's files.
