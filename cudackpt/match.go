@@ -71,11 +71,17 @@ func (d *Driver) CheckLibrary(pid int) error {
 	if target == nil || ours.same(*target) {
 		return nil
 	}
-	meaning := fmt.Sprintf("uses %s, but this program would drive it with %s: both must be the same version of the driver's library", target.path, ours.path)
-	return &LibraryMismatchError{
-		explained: *fault.New(meaning, "name the one that the process uses (usually a cuda-compat library in a container)"),
-		PID:       pid, Target: target.path, Ours: ours.path,
+	return mismatch(pid, target.path, ours.path)
+}
+
+func mismatch(pid int, target, ours string) *LibraryMismatchError {
+	meaning := fmt.Sprintf("uses %s, but this program would drive it with %s: both must be the same version of the driver's library", target, ours)
+	remedy := "name the one that the process uses (usually a cuda-compat library in a container)"
+	if target == ours { // in its mount namespace, or before an upgrade of the driver
+		meaning = fmt.Sprintf("uses another file of the name %s than this program sees there: both must be the same version of the driver's library", ours)
+		remedy = "if it is in a container, name a copy of that file; if the driver was upgraded meanwhile, start the process again"
 	}
+	return &LibraryMismatchError{explained: *fault.New(meaning, remedy), PID: pid, Target: target, Ours: ours}
 }
 
 // isLibcuda tells libcuda from libraries with similar names, libcudart and libcudadebugger.
