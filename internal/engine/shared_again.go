@@ -32,7 +32,9 @@ type gift struct {
 }
 
 // exchange has each owner give what it has, and hands it to all who take. give is told how many parts it has given.
-func exchange(owners, takers []*Target, give func(owner *Target, from uint64) (gift, error), take func(to *Target, gifts []gift) error) error {
+func exchange(
+	owners, takers []*Target, give func(owner *Target, from uint64) (gift, error), take func(to *Target, gifts []gift) error,
+) error {
 	if len(takers) == 0 {
 		return nil
 	}
