@@ -5,7 +5,6 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
-	"io/fs"
 	"os"
 	"path/filepath"
 	"runtime"
@@ -31,7 +30,7 @@ const title = "cucriu: first process of the job"
 
 // Unfit says why the job with this directory cannot have a first process of ours; it is nil if it can.
 func Unfit(dir string) error {
-	if _, err := program(); err != nil {
+	if _, err := program.Read(); err != nil {
 		return err
 	}
 	if durable.IsNoexec(dir) {
@@ -40,22 +39,10 @@ func Unfit(dir string) error {
 	return nil
 }
 
-func program() ([]byte, error) {
-	data, err := built.ReadFile("built/first-" + runtime.GOARCH)
-	if errors.Is(err, fs.ErrNotExist) {
-		return nil, errors.New("this cucriu was built without it")
-	}
-	return data, err
-}
+var program = durable.Built{In: built, Name: "first-" + runtime.GOARCH}
 
 // Place puts the program into the directory of a job that is started.
-func Place(dir string) error {
-	data, err := program()
-	if err != nil {
-		return err
-	}
-	return durable.WriteNew(filepath.Join(dir, File), data, Mode)
-}
+func Place(dir string) error { return program.Place(filepath.Join(dir, File), Mode) }
 
 // Start is how a command is started by the program.
 type Start struct {

@@ -4,9 +4,7 @@ package guest
 
 import (
 	"embed"
-	"errors"
 	"fmt"
-	"io/fs"
 	"os"
 	"path/filepath"
 	"runtime"
@@ -30,7 +28,7 @@ var measuredDrivers = []string{"580."}
 
 // Unfit says why the job with this directory cannot have the library; it is nil if it can.
 func Unfit(dir, driverVersion string, otherUser bool) error {
-	if _, err := library(); err != nil {
+	if _, err := library.Read(); err != nil {
 		return err
 	}
 	measured := false
@@ -63,23 +61,11 @@ func isPublic(dir string) bool {
 	}
 }
 
-// library returns the library for this machine.
-func library() ([]byte, error) {
-	data, err := built.ReadFile("built/" + name + "-" + runtime.GOARCH + ".so")
-	if errors.Is(err, fs.ErrNotExist) {
-		return nil, errors.New("this cucriu was built without it")
-	}
-	return data, err
-}
+// library is the library for this machine.
+var library = durable.Built{In: built, Name: name + "-" + runtime.GOARCH + ".so"}
 
 // Place puts the library into the directory of a job that is started.
-func Place(dir string) error {
-	data, err := library()
-	if err != nil {
-		return err
-	}
-	return durable.WriteNew(filepath.Join(dir, File), data, Mode)
-}
+func Place(dir string) error { return library.Place(filepath.Join(dir, File), Mode) }
 
 // Preload has the programs of an environment load the library of a job. Those that were built with AddressSanitizer would not
 // run behind it.
