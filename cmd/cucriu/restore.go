@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"os"
 	"os/signal"
+	"slices"
 	"strconv"
 	"syscall"
 
@@ -18,7 +19,9 @@ import (
 	"cucriu/hooks/checkpoint"
 	"cucriu/hooks/config"
 	"cucriu/hooks/preflight"
+	"cucriu/internal/criuimage"
 	"cucriu/internal/jobs"
+	"cucriu/internal/self"
 )
 
 func restoreCommand() *cobra.Command {
@@ -72,6 +75,11 @@ leave in the configuration; the image stays unchanged.`,
 			err := drive(cmd, func(ctx context.Context, hook *hooks.Hook) (checkpoint.Result, error) {
 				useMap(hook, pairs)
 				result, err := jobs.RestoreCut(ctx, hook, criu.images, criu.Options, cutLogs)
+				if isInOwnWay(err) {
+					over()
+					over = func() {}
+					err = errors.Join(err, startAbove(criu.images))
+				}
 				root = result.RootPID
 				return result, err
 			})
@@ -95,6 +103,33 @@ leave in the configuration; the image stays unchanged.`,
 	pidFileFlag(cmd, &pidFile, "write the pid of the root process to this file")
 	jsonFlag(cmd)
 	return cmd
+}
+
+// startedAbove is in the environment of a program that was started again by [startAbove].
+const startedAbove = "CUCRIU_STARTED_ABOVE"
+
+// isInOwnWay reports whether a restore was refused only because this program's own threads have numbers that the
+// image needs, as in a new pid namespace, where both begin at 1.
+func isInOwnWay(err error) bool {
+	refused := new(preflight.RefusedError)
+	return os.Getenv(startedAbove) == "" && errors.As(err, &refused) && !slices.ContainsFunc(refused.Findings, func(f preflight.Finding) bool {
+		return f.Name != preflight.FindingPIDTaken || f.PID != os.Getpid()
+	})
+}
+
+// startAbove starts this program again, as the same process, with the numbers of new threads above those of the
+// image. It returns only if it fails.
+func startAbove(dir string) error {
+	tree, err := criuimage.Check(dir)
+	if err != nil {
+		return err
+	}
+	last := strconv.Itoa(slices.Max(append(tree.Numbers(), os.Getpid())))
+	if err := os.WriteFile("/proc/sys/kernel/ns_last_pid", []byte(last), 0); err != nil {
+		return err
+	}
+	say("threads of this program have numbers that the image needs: it starts again with others")
+	return os.NewSyscallError("execve", unix.Exec(self.Path, os.Args, append(os.Environ(), startedAbove+"="+last)))
 }
 
 // writePID writes the pid of a job that runs to a file, if one is named.
