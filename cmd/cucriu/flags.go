@@ -12,6 +12,7 @@ import (
 	"strconv"
 	"strings"
 	"time"
+	"unicode/utf8"
 
 	"github.com/spf13/cobra"
 
@@ -197,6 +198,9 @@ func folderFlag(cmd *cobra.Command, to *string, name, short, usage string) {
 		}
 		if *to != "" {
 			return fmt.Errorf("already given as %s: only one directory can be specified", *to)
+		}
+		if path, err := filepath.Abs(text); err == nil && !utf8.ValidString(path) { // neither criu's requests nor JSON can hold it
+			return errors.New("the path is not valid UTF-8: name another directory")
 		}
 		*to = text
 		return nil

@@ -56,6 +56,8 @@ func TestWrongUsage(t *testing.T) {
 		{"dump pid that is empty", positive, []string{"dump", "-t", "", "-D", dir}},
 		{"dump pid beyond 32 bits", "no process has so large a pid", []string{"dump", "-t", "4294967297", "-D", dir}}, // cut off to 32 bits, it is 1
 		{"dump flag without its value", "needs an argument", []string{"dump", "-D", dir, "-t"}},
+		{"dump folder that is not UTF-8", "the path is not valid UTF-8", []string{"dump", "-t", pid, "-D", dir + "/\xff"}},
+		{"run directory that is not UTF-8", "the path is not valid UTF-8", []string{"run", "--dir", dir + "/\xff", "true"}},
 		{"dump no folder", "the directory name is empty", []string{"dump", "-t", pid, "-D", ""}},
 		{"dump no work folder", "the directory name is empty", []string{"dump", "-t", pid, "-D", dir, "-W", ""}},
 		{"dump unknown force", `"nonsense" cannot be forced`, []string{"dump", "-t", pid, "-D", dir, "--force", "nonsense"}},
