@@ -7,6 +7,9 @@ import (
 )
 
 var callsOfDriverHere = []inject.Call{
-	{Number: unix.SYS_FSTATAT}, {Number: unix.SYS_PPOLL}, {Number: unix.SYS_FACCESSAT},
-	{Number: unix.SYS_SYMLINKAT}, {Number: unix.SYS_UNLINKAT},
+	{Number: unix.SYS_FSTATAT},
+	{Number: unix.SYS_PPOLL},
+	{Number: unix.SYS_FACCESSAT},
+	{Number: unix.SYS_SYMLINKAT},
+	{Number: unix.SYS_UNLINKAT},
 }
