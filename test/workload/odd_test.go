@@ -126,11 +126,11 @@ var odd = []struct{ kind, finding string }{
 }
 
 // The kinds that a trial restore does not show: nothing fails, or what fails may be its sandbox's
-// doing (files, addresses), or it is not tried, because a trial would touch the job (leases).
+// doing (files, addresses), or it is not tried, because a trial would touch the job (leases, events).
 var notShown = []string{
 	"thread-descriptors", "thread-directory", "thread-namespace", "process-directory", "inside-process", "thread-file", "thread-as-process",
 	"sealed-memory", "path-of-memory", "immutable-file", "directory-again", "directory-twice", "file-for-directory", "long-removed-name", "foreign-address",
-	"eventfd-semaphore", "read-lease",
+	"eventfd-semaphore", "read-lease", "write-lease", "permission-events",
 }
 
 // TestWhatCheckPassesIsNeverLost: an odd process that check and dump pass is restored and is what
