@@ -136,9 +136,10 @@ func TestThereIsNoSupervisorToAsk(t *testing.T) {
 func TestASupervisorThatIsStoppedIsNotAsked(t *testing.T) {
 	runDir, dir := t.TempDir(), filepath.Join(t.TempDir(), "D")
 	newJobDir(t, runDir, dir, "train", func(*Local) {})
-	const listens = "import socket, sys\ns = socket.socket(socket.AF_UNIX); s.bind(sys.argv[1]); s.listen()\n" +
+	const listens = "import os, socket, sys\nos.chdir(sys.argv[1]) # the path may be too long for bind\n" +
+		"s = socket.socket(socket.AF_UNIX); s.bind(sys.argv[2]); s.listen()\n" +
 		"print(flush=True)\nc = [s.accept()]\nwhile True: c.append(s.accept())"
-	super := exec.Command("python3", "-c", listens, filepath.Join(localDir(runDir, dir), socketName))
+	super := exec.Command("python3", "-c", listens, localDir(runDir, dir), socketName)
 	out, err := super.StdoutPipe()
 	if err = errors.Join(err, super.Start()); err != nil {
 		t.Fatal(err)
