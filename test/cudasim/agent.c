@@ -346,7 +346,7 @@ int agent_start(void)
 	pthread_attr_t attr;
 	pthread_attr_init(&attr);
 	pthread_attr_setdetachstate(&attr, PTHREAD_CREATE_DETACHED);
-	pthread_attr_setstacksize(&attr, 512 << 10);
+	pthread_attr_setstacksize(&attr, 4 << 20); /* the thread-local memory of a program is on it */
 	sigset_t all, before;
 	sigfillset(&all);
 	pthread_sigmask(SIG_SETMASK, &all, &before);

@@ -26,10 +26,15 @@ const filtered = `#include <dlfcn.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 #define CALL(name, ...) if (((int (*)())dlsym(lib, name))(__VA_ARGS__)) _exit(3)
+#ifdef LOCAL
+static __thread char local[LOCAL]; /* of each thread */
+#else
+static char local[64];
+#endif
 int main(int argc, char **argv)
 {
 	struct sock_filter f[256];
-	unsigned short n = 0;
+	unsigned short n = local[argc];
 	void *lib = dlopen("libcuda.so.1", RTLD_NOW), *context;
 	unsigned long long at, got, size = strtoul(argv[2], NULL, 10) << 20;
 	int out = open(argv[1], O_WRONLY | O_CREAT | O_APPEND, 0600), only = !strcmp(argv[3], "only");
@@ -139,4 +144,23 @@ func TestAFilterOfTheProgramsEndsNoJob(t *testing.T) {
 			})
 		})
 	}
+}
+
+// TestAProgramWithMuchThreadLocalMemoryIsServed: it takes room on the stack of each thread, and small ones have none.
+func TestAProgramWithMuchThreadLocalMemoryIsServed(t *testing.T) {
+	testenv.Simulated(t, func(t *testing.T) {
+		host := testenv.NewHost(t, 1, "--mib-per-gpu", "200")
+		host.Setenv("CUCRIU_CONFIG", host.Config(testenv.Patient))
+		program := built(t, filtered, "-DLOCAL=(2<<20)")
+		dir := t.TempDir()
+		out := filepath.Join(dir, "ticks")
+		job := &testenv.Job{PID: host.Spawn(dir, "/usr/bin/env", "LD_PRELOAD="+testenv.Guest(t), program, out, "32", "kill", "9999")}
+		testenv.Eventually(t, testenv.Soon, "the program runs", func() bool { return testenv.Exists(out) })
+		run := host.TryDump(job, testenv.NewImages(t), "-R")
+		if run.Err != nil {
+			t.Fatalf("criu dump: %v\n%s", run.Err, run.Lines())
+		}
+		host.WaitOutcome("running")
+		moved(t, host, run)
+	})
 }

@@ -16,6 +16,7 @@
  * internal/guest/calls.go has the list.
  */
 #define _GNU_SOURCE
+#include <errno.h>
 #include <pthread.h>
 #include <signal.h>
 #include <string.h>
@@ -127,6 +128,8 @@ static bool start_with_stack(size_t size, void *(*routine)(void *), void *argume
 	sigfillset(&every); /* the signals are for the program's own threads */
 	sigprocmask(SIG_SETMASK, &every, &before);
 	int error = create(&thread, &attributes, routine, argument);
+	if (error == EINVAL && size) /* the thread-local memory of the program, which is on it, is as large */
+		error = create(&thread, NULL, routine, argument);
 	sigprocmask(SIG_SETMASK, &before, NULL);
 	if (!error)
 		detach(thread);
