@@ -44,13 +44,16 @@ var judges = []struct {
 // found takes what a judge has found.
 type found func(message, remedy string)
 
-// judge finds what would make the dump of the process fail, or lose it.
-func (l *look) judge() preflight.Findings {
-	var findings preflight.Findings
+// judge finds what would make the dump of the process fail, or lose it. One that ends meanwhile has parts only of
+// what it had, and is no obstacle.
+func (l *look) judge() (findings preflight.Findings) {
 	for _, j := range judges {
 		j.judge(l, func(message, remedy string) {
 			findings = append(findings, l.about(preflight.New(j.name, message, remedy)))
 		})
+	}
+	if status, err := proc.ReadStatus(l.pid); errors.Is(err, proc.ErrGone) || status.Ended && !l.status.Ended {
+		return nil
 	}
 	return findings
 }

@@ -321,10 +321,11 @@ func (f *file) unsupportedMapping() string {
 const foreignMount = "a file on a mount that its namespace does not have"
 
 // strangeMount names a file that is used through a mount which is not in the namespace of the
-// process. What is in another mount namespace than the root is refused for that.
+// process. What is in another mount namespace than the root is refused for that. A file that has been closed since it was
+// found has no mount.
 func (f *file) strangeMount(mount string) string {
 	root := f.of.of
-	if root.rootMounts == nil || f.of.spaces["mnt"] != root.looks[0].spaces["mnt"] || root.rootMounts[mount] || f.hasHugePages() {
+	if mount == "" || root.rootMounts == nil || f.of.spaces["mnt"] != root.looks[0].spaces["mnt"] || root.rootMounts[mount] || f.hasHugePages() {
 		return ""
 	}
 	return foreignMount + ", " + f.name() + ","
