@@ -374,8 +374,8 @@ type NoRoomError struct {
 
 func (e *NoRoomError) Unwrap() error { return e.error }
 
-// CheckRoom fails if there is not more room for a checkpoint than had bytes, in which one did not fit: what is new
-// since the last checkpoint only grows.
+// CheckRoom fails if there is hardly more room for a checkpoint than had bytes, in which one did not fit: what is new
+// since the last checkpoint only grows. (A file that is removed frees more than its bytes, which are what was counted.)
 func (s *Store) CheckRoom(had int64) error {
 	dir := s.path(CheckpointsDir)
 	var disk unix.Statfs_t
@@ -383,12 +383,12 @@ func (s *Store) CheckRoom(had int64) error {
 		return os.NewSyscallError("statfs", err)
 	}
 	free := freeOn(disk)
-	if free > had {
+	if free > had && (had == 0 || free > had+pieceBytes) {
 		return nil
 	}
 	meaning := fmt.Sprintf("%s has %s free for a checkpoint", dir, units.Size(max(0, free)))
 	if had > 0 {
-		meaning += ", no more than when one did not fit"
+		meaning += ", hardly more than when one did not fit"
 	}
 	return fault.Because(unix.ENOSPC, meaning, "free more there")
 }

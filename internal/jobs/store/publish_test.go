@@ -160,7 +160,7 @@ func TestAFullDiskHarmsNoOlderCheckpoint(t *testing.T) {
 	if !errors.As(err, &full) || full.Had <= 0 {
 		t.Fatalf("%v does not say what was free", err)
 	}
-	if err := s.CheckRoom(full.Had); !errors.Is(err, unix.ENOSPC) || !strings.Contains(err.Error(), "no more than when one did not fit") {
+	if err := s.CheckRoom(full.Had); !errors.Is(err, unix.ENOSPC) || !strings.Contains(err.Error(), "hardly more than when one did not fit") {
 		t.Errorf("%v", err)
 	}
 	must(t, s.CheckRoom(full.Had-flushBytes))
