@@ -2,6 +2,9 @@ package restore
 
 import (
 	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 
@@ -15,14 +18,28 @@ func TestARestoreDoesNotStandInItsOwnWay(t *testing.T) {
 		host := testenv.NewHost(t, 1)
 		job := host.Start(1, "--mib", "1")
 		dir := host.Dump(job)
-		restore := host.CucriuCommand("restore", "-D", dir)
-		// Its pid is the first after this number, and the next are its threads'.
-		script := fmt.Sprintf(`echo %d >/proc/sys/kernel/ns_last_pid; "$0" "$@"`, job.PID-4)
-		sh := host.Command("sh", append([]string{"-c", script, restore.Path}, restore.Args[1:]...)...)
-		out, err := sh.CombinedOutput()
-		if err != nil || !strings.Contains(string(out), "starts again with others") {
-			t.Fatalf("%v: %s", err, out)
+		// Nobody else there takes a number: the first threads get those after this one.
+		script := fmt.Sprintf(`echo %d >/proc/sys/kernel/ns_last_pid; exec "$0" "$@"`, job.PID-2)
+		host.Enter = func(name string, args []string) (string, []string) {
+			inside := []string{"--pid", "--fork", "--mount-proc", "--kill-child", "sh", "-c", script, name}
+			return "unshare", slices.Concat(inside, args)
 		}
-		job.Runs()
+		restore := host.CucriuCommand("restore", "-D", dir, "--foreground")
+		said, err := os.Create(filepath.Join(t.TempDir(), "said"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer said.Close()
+		restore.Stderr = said
+		if err := restore.Start(); err != nil {
+			t.Fatal(err)
+		}
+		job.WaitTicks(3)
+		_ = restore.Process.Kill()
+		_ = restore.Wait()
+		out, err := os.ReadFile(said.Name())
+		if err != nil || !strings.Contains(string(out), "starts again with others") {
+			t.Errorf("it did not start again: %v %s", err, out)
+		}
 	})
 }
