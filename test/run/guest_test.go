@@ -25,7 +25,7 @@ func TestAJobOnTwoGPUsHasTheGuest(t *testing.T) {
 				w.command = append([]string{testenv.Artefact(t, "make workload", "build", "workload", "cudawork"), "--dir", w.work, "--gpus", "0,1", "--peer", "both", "--memory", memory, "--mib", "16"}, options...)
 				w.cuda = w.work
 				r := w.run()
-				r.says("LD_PRELOAD=" + filepath.Join(w.dir, guest.File) + " is set")
+				r.says("LD_PRELOAD=" + filepath.Join(w.dir, guest.File))
 				r.verified(2)
 				r.killsAll()
 				newest := w.newest()
