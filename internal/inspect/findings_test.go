@@ -118,15 +118,9 @@ func TestPluginFindings(t *testing.T) {
 }
 
 func TestMachineFindings(t *testing.T) {
-	for _, test := range []struct{ criu, kernel, want string }{
-		{"4.2.1", "6.18.2", ""},
-		{"4.1.1", "6.15.9", ""},
-		{"4.1.1", "6.16-rc1", "criu-version=warning"},
-		{"3.17.1", "5.10.0", "criu-version=error"},
-		{"v4", "6.18", "criu-version=warning"},
-	} {
-		if got := severities(criuVersionFindings(test.criu, test.kernel)); got != test.want {
-			t.Errorf("criu %s on %s: %q, want %q", test.criu, test.kernel, got, test.want)
+	for criu, want := range map[string]string{"4.2.1": "", "4.1.1": "", "3.17.1": "criu-version=error", "v4": "criu-version=warning"} {
+		if got := severities(criuVersionFindings(criu)); got != want {
+			t.Errorf("criu %s: %q, want %q", criu, got, want)
 		}
 	}
 	const all = 1<<41 - 1

@@ -4,10 +4,12 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"os"
 	"runtime"
 	"slices"
 	"sync"
 
+	"cucriu/criuutil"
 	"cucriu/cudackpt"
 	"cucriu/hooks/preflight"
 	"cucriu/internal/proc"
@@ -320,6 +322,9 @@ func (h Host) CheckJob(ctx context.Context, root int, imageDir string) (prefligh
 			continue
 		}
 		findings = append(findings, StateFindings(m, state)...)
+	}
+	if criu, err := criuutil.FindCriu(ctx, h.Criu, os.Getenv); err == nil { // else it is a finding about the machine
+		findings = append(findings, s.socketFindings(criu.Version)...)
 	}
 	options, err := s.optionsFindings(ctx, Asked{Root: root, Criu: h.Criu})
 	return slices.Concat(findings, options, in.Findings), err

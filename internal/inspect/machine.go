@@ -63,7 +63,7 @@ func (h Host) CheckMachine(ctx context.Context, criu string) (preflight.Findings
 	if err != nil {
 		return nil, err
 	}
-	findings := append(h.driverFindings(), installedFindings(ctx, criu, release)...)
+	findings := append(h.driverFindings(), installedFindings(ctx, criu)...)
 	at, found := len(findings), capabilityFinding(capabilities)
 	if found.Severity == preflight.SeverityError {
 		at = 0 // others may follow from it
@@ -102,35 +102,34 @@ func (h Host) driverFindings() preflight.Findings {
 }
 
 // installedFindings are about the criu that the given name starts.
-func installedFindings(ctx context.Context, name, release string) preflight.Findings {
+func installedFindings(ctx context.Context, name string) preflight.Findings {
 	criu, err := criuutil.FindCriu(ctx, name, os.Getenv)
 	if err != nil {
 		return preflight.Findings{preflight.Found(preflight.FindingCriuMissing, err)}
 	}
 	findings := preflight.Findings{preflight.Fine(preflight.FindingCriu, "CRIU "+criu.Version+" at "+criu.Path)}
-	findings = append(findings, criuVersionFindings(criu.Version, release)...)
+	findings = append(findings, criuVersionFindings(criu.Version)...)
 	if err := criuutil.CheckKernel(ctx, criu.Path); err != nil {
 		findings = append(findings, preflight.New(preflight.FindingCriuCheck, "criu check fails: "+err.Error(), ""))
 	}
 	return append(findings, pluginFindings(criu.LibDir, criu.LibDirGiven, os.Getenv("PATH"))...)
 }
 
-// CriuFindings are about the criu that runs this hook.
-func CriuFindings(ctx context.Context, criu *criuutil.Criu) preflight.Findings {
-	release, err := proc.System{}.KernelVersion()
-	var version string
-	if err == nil {
-		version, err = criuutil.CriuVersion(ctx, criu.Executable())
-	}
-	findings := criuVersionFindings(version, release)
+// CriuFindings are about the criu that runs this hook, and what it cannot dump of the tree below root.
+func CriuFindings(ctx context.Context, criu *criuutil.Criu, root int) preflight.Findings {
+	version, err := criuutil.CriuVersion(ctx, criu.Executable())
+	findings := criuVersionFindings(version)
 	if err != nil {
 		findings = preflight.Findings{preflight.Warning(preflight.FindingCriuVersion, "the version of this criu is not known: "+err.Error(), "")}
+	}
+	if s, err := snapshotBelow(root); err == nil { // else the inspection says so
+		findings = append(findings, s.socketFindings(version)...)
 	}
 	// An action script inherits criu's environment.
 	return append(findings, pluginFindings(criu.LibDir, criu.LibDirGiven, os.Getenv("PATH"))...)
 }
 
-func criuVersionFindings(text, release string) preflight.Findings {
+func criuVersionFindings(text string) preflight.Findings {
 	version, err := criuutil.ParseVersion(text)
 	if err != nil {
 		return preflight.Findings{preflight.Warning(preflight.FindingCriuVersion, "the version of CRIU cannot be read: "+err.Error(), "")}
@@ -138,11 +137,33 @@ func criuVersionFindings(text, release string) preflight.Findings {
 	if version.Before(4, 0) {
 		return preflight.Findings{preflight.New(preflight.FindingCriuVersion, "CRIU "+text+" is older than 4.0", "")}
 	}
-	kernel, err := criuutil.ParseVersion(release)
-	if err == nil && version.Before(4, 2) && !kernel.Before(6, 16) {
-		return preflight.Findings{preflight.Warning(preflight.FindingCriuVersion, fmt.Sprintf("CRIU %s cannot dump TCP sockets on kernel 6.16 and newer, this is %s", text, release), "")}
-	}
 	return nil
+}
+
+// socketFindings refuse the sockets of a tree of which a CRIU before 4.2 asks SO_PASSCRED, which Linux 6.16 and newer
+// answer for some families only.
+func (s *snapshot) socketFindings(version string) (findings preflight.Findings) {
+	if criu, err := criuutil.ParseVersion(version); err != nil || !criu.Before(4, 2) {
+		return nil
+	}
+	for _, l := range s.looks {
+		if i := slices.IndexFunc(l.open, (*file).hidesPassCred); i >= 0 {
+			findings = append(findings, l.about(preflight.New(preflight.FindingCriuVersion,
+				fmt.Sprintf("has a socket (descriptor %s) that CRIU %s cannot dump on this kernel", l.open[i].number, version), "")))
+		}
+	}
+	return findings
+}
+
+// hidesPassCred reports whether the kernel does not answer SO_PASSCRED for a socket.
+func (f *file) hidesPassCred() bool {
+	if _, is := f.inode("socket"); !is {
+		return false
+	}
+	return errors.Is(f.shared(func(fd int) error {
+		_, err := unix.GetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_PASSCRED)
+		return err
+	}), unix.EOPNOTSUPP)
 }
 
 const (

@@ -1,6 +1,7 @@
 package inspect
 
 import (
+	"errors"
 	"net"
 	"os"
 	"os/exec"
@@ -41,6 +42,39 @@ func TestMPTCPSocketsAreFound(t *testing.T) {
 			}
 			listener.Close()
 		}
+	}
+}
+
+// TestSocketsThatAnOldCriuCannotDump are those of which it asks what the kernel does not tell, and those of others are not
+// taken for some.
+func TestSocketsThatAnOldCriuCannotDump(t *testing.T) {
+	for name, family := range map[string]int{"UNIX": unix.AF_UNIX, "TCP": unix.AF_INET} {
+		fd, err := unix.Socket(family, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
+		if err != nil {
+			t.Fatal(err)
+		}
+		_, err = unix.GetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_PASSCRED)
+		hidden := errors.Is(err, unix.EOPNOTSUPP) // on Linux 6.16 and newer
+		if hidden && family == unix.AF_UNIX {
+			t.Errorf("%s: %v", name, err)
+		}
+		socket := os.NewFile(uintptr(fd), name)
+		cmd := exec.Command("sleep", "1000")
+		cmd.ExtraFiles = []*os.File{socket}
+		if err := cmd.Start(); err != nil {
+			t.Fatal(err)
+		}
+		s, err := snapshotOf([]int{cmd.Process.Pid})
+		if err != nil {
+			t.Fatal(err)
+		}
+		for version, want := range map[string]bool{"4.1.1": hidden, "4.2": false} {
+			if found := s.socketFindings(version); found.Has(preflight.FindingCriuVersion) != want {
+				t.Errorf("%s, CRIU %s: %v, want some: %v", name, version, found, want)
+			}
+		}
+		socket.Close()
+		_, _ = cmd.Process.Kill(), cmd.Wait()
 	}
 }
 

@@ -289,7 +289,7 @@ func (d *dump) inspect(ctx context.Context) error {
 		imageDir = "" // how much of the image will go there is not known
 	}
 	ofCriu := make(chan preflight.Findings, 1) // criu is asked for its version meanwhile
-	go func() { ofCriu <- inspect.CriuFindings(ctx, d.criu) }()
+	go func() { ofCriu <- inspect.CriuFindings(ctx, d.criu, d.Root) }()
 	seen, err := inspect.Tree(ctx, d.Root, imageDir, d.Config.RunDir, d.stage.Prefetched, d.LoadDriver)
 	findings := <-ofCriu
 	if err != nil {
