@@ -312,8 +312,11 @@ func (h Host) CheckJob(ctx context.Context, root int, imageDir string) (prefligh
 			return nil, err
 		}
 		findings = append(append(findings, m.summary()), halted...)
-		if len(halted) > 0 {
-			continue // the driver would not answer until the process runs again
+		if len(halted) > 0 { // the driver would not answer until the process runs again
+			if l, err := s.look(m.PID); err == nil && len(l.uses.devices) == 0 { // only a checkpoint lets go of all
+				findings = append(findings, StateFindings(m, cudackpt.StateCheckpointed)...)
+			}
+			continue
 		}
 		driver, _ := open() // it was opened to find this process
 		state, err := driver.Process(m.PID).State(ctx)

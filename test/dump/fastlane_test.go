@@ -173,6 +173,11 @@ func TestPlainCriuGivesBackNothingThatRuns(t *testing.T) {
 			t.Fatalf("criu restore: %v\n%s", err, out)
 		}
 		testenv.Eventually(t, testenv.Soon, "what criu has restored without the hook is stopped", job.Stopped)
+		for _, command := range [][]string{{"check", "-t", job.Root()}, {"dump", "-t", job.Root(), "-D", testenv.NewImages(t)}} {
+			if out := testenv.Exits(t, host, testenv.StatusRefused, command...); !strings.Contains(out, "cuda-state") {
+				t.Errorf("%v: %s", command, out)
+			}
+		}
 		ctx, cancel := context.WithTimeout(t.Context(), testenv.Soon)
 		defer cancel()
 		process := host.Driver().Process(job.PID)
