@@ -95,6 +95,17 @@ func TestStatusOfAnImageEndsWithWhatBecameOfIt(t *testing.T) {
 			}
 		}
 		is(3, "no dump into ")
+		b.Faults("checkpoint hang")
+		cmd, _ := b.start(t, "dump", "-t", b.job.Root(), "-D", "images", "-R")
+		testenv.Eventually(t, testenv.Soon, "a dump is under way", atStepOf(b, "checkpoint"))
+		is(4, "it is at step checkpoint") // it has another name until it is complete
+		b.Faults()
+		if err := cmd.Wait(); err != nil {
+			t.Fatal(err)
+		}
+		if err := os.RemoveAll(b.path("images")); err != nil {
+			t.Fatal(err)
+		}
 		b.Faults("checkpoint return 999")
 		if b.TryDump(b.job, b.path("images")).Err == nil {
 			t.Fatal("it is dumped")
