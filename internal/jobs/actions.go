@@ -360,7 +360,7 @@ func (s *supervisor) endJob() (int, error) {
 		if err := s.finish(status, s.exit.At); err != nil {
 			return 0, err
 		}
-	} else if all, err := s.store.Checkpoints(); err == nil && len(all) > 0 {
+	} else if all, err := s.store.Checkpoints(); err == nil && (len(all) > 0 || s.staged != "") {
 		next = "; " + s.resumesFrom(all)
 	}
 	s.tellEnded(s.exit, next)

@@ -201,6 +201,9 @@ func (s *checkpointer) checkpointBy(ctx context.Context, base, reason string, en
 		return store.Checkpoint{}, err
 	}
 	keep, dumped = end, true // if the job has ended, this is all that there is of its last interval
+	if end {
+		s.status.note(func(l *Local) { l.WorkSince = time.Time{} })
+	}
 	of.Clocks = a.Clocks
 	info, err := describe(made, filepath.Base(s.record.Command[0]), of)
 	if err != nil {
@@ -220,7 +223,8 @@ func (s *checkpointer) checkpointBy(ctx context.Context, base, reason string, en
 		s.noRoom = full.Had
 	}
 	if err != nil && end {
-		return c, fmt.Errorf("%w; the image is complete, and the same command on this host makes a checkpoint of it", err)
+		s.staged = stage
+		return c, fmt.Errorf("%w; the job has ended, and its image in %s is complete: cucriu run makes a checkpoint of it on this host and resumes the job", err, stage)
 	}
 	if err == nil {
 		keep, dumped = false, false

@@ -30,6 +30,7 @@ type core struct {
 	store  *store.Store
 	runDir string       // of this job on this host; gone after a reboot
 	user   *job.Account // nil if the job is root's
+	staged string       // where the last image of the job is, if it could not be made a checkpoint
 
 	isNew     bool // the record was made by this run
 	withdrawn bool // the job was refused before it ever ran
@@ -162,7 +163,7 @@ func (s *core) sayNext() error {
 	if err != nil {
 		return err
 	}
-	if len(all) == 0 {
+	if len(all) == 0 && s.staged == "" {
 		s.say(fmt.Sprintf("there is no checkpoint: what the job has done since %s is lost, and the same command starts it from the beginning", s.record.Begun.Local().Format(time.DateTime)))
 	} else {
 		s.say(s.resumesFrom(all))
@@ -170,8 +171,11 @@ func (s *core) sayNext() error {
 	return nil
 }
 
-// resumesFrom says from which of the job's checkpoints it resumes.
+// resumesFrom says from what the job resumes.
 func (s *core) resumesFrom(all []store.Checkpoint) string {
+	if s.staged != "" {
+		return fmt.Sprintf("the same command makes a checkpoint of the image in %s, and resumes from it", s.staged)
+	}
 	if c := newestOf(all); c != nil {
 		return fmt.Sprintf("the same command resumes from checkpoint %s of %s", c.Name, c.At.Local().Format(time.DateTime))
 	}

@@ -307,7 +307,9 @@ func (f *statusFile) noteEvent(e Event) {
 			l.WorkSince, l.Missed = e.At, 0
 		case EventCheckpoint:
 			l.Checkpoint = &Made{Name: e.Checkpoint, At: e.At}
-			l.WorkSince, l.Missed = e.At.Add(-e.Duration), 0
+			if l.Missed = 0; !l.WorkSince.IsZero() { // else it has ended since
+				l.WorkSince = e.At.Add(-e.Duration)
+			}
 		case EventFailed, EventWaiting:
 			l.Failure = &Failure{At: e.At, Message: e.Message}
 		case EventPreempted, EventStopped, EventMoved:

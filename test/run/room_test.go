@@ -65,3 +65,49 @@ func TestMemoryTakesRoomByItsContent(t *testing.T) {
 		})
 	}
 }
+
+// TestAStopWhoseImageDoesNotFitLosesNothing: the job has ended by then, and its image is complete. It is made a checkpoint once
+// there is room.
+func TestAStopWhoseImageDoesNotFitLosesNothing(t *testing.T) {
+	testenv.Simulated(t, func(t *testing.T) {
+		w := newWorld(t)
+		disk := filepath.Dir(w.dir)
+		must(t, os.MkdirAll(disk, 0o755))
+		must(t, unix.Mount("tmpfs", disk, "tmpfs", 0, "mode=755,size=200m"))
+		defer unix.Unmount(disk, unix.MNT_DETACH)
+		w.mounts = mounts(t)
+		w.flags = []string{"--every", "1s"} // what the stop takes is longer
+		r := w.run()
+		r.verified(1)
+		r.killsAll()
+		w.flags = []string{"--every", "1h"}
+		s := w.stopAt("jobs.staged")
+		r = w.runAs(s.host)
+		r.resumed("")
+		said := w.asks(w.host, "jobs", "stop", w.dir)
+		s.await(r)
+		full := filepath.Join(disk, "full")
+		must(t, unix.Fallocate(int(create(t, full).Fd()), 0, 0, freeOn(t, disk)))
+		s.goOn()
+		if out := <-said; !strings.Contains(out, "the job has ended, and its image in "+w.dir+"/staged/") {
+			t.Errorf("jobs stop: %s", out)
+		}
+		<-r.done
+		if said := r.said(); strings.Contains(said, "is lost") || !strings.Contains(said, "the same command makes a checkpoint of the image in ") {
+			t.Error(said)
+		}
+		must(t, os.Truncate(full, 0)) // it is open
+		r = w.run()
+		r.says("was made from the image that an earlier supervisor had staged")
+		r.resumed("")
+		w.finish(r)
+	})
+}
+
+// freeOn is how many bytes a file system has free.
+func freeOn(t *testing.T, path string) int64 {
+	t.Helper()
+	var disk unix.Statfs_t
+	must(t, unix.Statfs(path, &disk))
+	return int64(disk.Bavail) * disk.Bsize
+}
