@@ -215,7 +215,7 @@ func addLongFlags(cmd *cobra.Command, o *jobs.Options) (check func(args []string
 		}
 		percent, err := strconv.ParseFloat(strings.TrimSuffix(text, "%"), 64)
 		if err != nil || !strings.HasSuffix(text, "%") || !(percent > 0 && percent <= 50) {
-			return errors.New("must be 0, or more than 0% and at most 50%")
+			return errors.New("must be 0, or more than 0% and at most 50%, such as 1%")
 		}
 		o.Overhead = percent / 100
 		return nil
@@ -292,7 +292,7 @@ func addLongFlags(cmd *cobra.Command, o *jobs.Options) (check func(args []string
 		case o.Adopt != 0 && (tty || o.User != "" || o.PrivateTmp || o.WaitAll || cmd.Flags().Changed("guest") || len(o.Settings)+len(o.NoSettings) > 0):
 			return errors.New("--adopt: --tty, --user, --private-tmp, --wait-all, --guest, --setting and --no-setting apply only to a job that cucriu run starts")
 		case o.Every < 0 || o.Grace < 0 || o.MaxPause < 0:
-			return errors.New("duration must not be negative")
+			return errors.New("--every, --grace and --max-pause must not be negative")
 		case o.Every > 0 && o.Every < time.Second:
 			return fmt.Errorf("--every %v: must be at least 1s", o.Every)
 		case o.Stage != "" && o.Stage != jobs.StageMemory && o.Stage != jobs.StageDisk && !filepath.IsAbs(o.Stage):
