@@ -155,7 +155,10 @@ func TestAProgramWithMuchThreadLocalMemoryIsServed(t *testing.T) {
 		dir := t.TempDir()
 		out := filepath.Join(dir, "ticks")
 		job := &testenv.Job{PID: host.Spawn(dir, "/usr/bin/env", "LD_PRELOAD="+testenv.Guest(t), program, out, "32", "kill", "9999")}
-		testenv.Eventually(t, testenv.Soon, "the program runs", func() bool { return testenv.Exists(out) })
+		testenv.Eventually(t, testenv.Soon, "the program runs", func() bool {
+			ticks, _ := os.ReadFile(out) // it makes the file before it uses CUDA
+			return len(ticks) > 0
+		})
 		run := host.TryDump(job, testenv.NewImages(t), "-R")
 		if run.Err != nil {
 			t.Fatalf("criu dump: %v\n%s", run.Err, run.Lines())
