@@ -2,6 +2,7 @@ package checkpoint
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -24,6 +25,7 @@ import (
 	"cucriu/internal/engine"
 	"cucriu/internal/fault"
 	"cucriu/internal/image"
+	"cucriu/internal/inspect"
 	"cucriu/internal/journal"
 	"cucriu/internal/proc"
 	"cucriu/internal/session"
@@ -211,7 +213,7 @@ func (d *criuSession) startSwrk(path string, env []string) (err error) {
 		d.swrk, err = criuutil.StartSwrk(path, env, d.output, d.options.inherited()...)
 	}
 	if errors.Is(err, criuutil.ErrNoAnswer) { // it has ended at once
-		err = d.noCriu(err)
+		err = cmp.Or(d.tooOld(), d.noCriu(err))
 	}
 	if err != nil {
 		return errors.Join(err, d.output.Close())
@@ -441,7 +443,7 @@ func (d *criuSession) notified(ctx context.Context, action string, pid int) erro
 			engine.RearmTimers(d.hook.Log, tree...)
 		}
 	}
-	err := stages.Serve(ctx, d.hook, d.criu, stage)
+	err := session.GivenUp(ctx, stages.Serve(ctx, d.hook, d.criu, stage))
 	if d.kind == journal.KindRestore && err == nil {
 		if err := d.checkImage(ctx, action); err != nil {
 			return err
@@ -469,6 +471,18 @@ func (d *criuSession) noCriu(err error) error {
 	return fmt.Errorf("%w: is %s CRIU 4.0 or newer (%s --version)?", err, d.path, d.path)
 }
 
+// tooOld refuses a criu that failed before it had come to its first stage, if it is too old: then what it has logged
+// explains nothing.
+func (d *criuSession) tooOld() error {
+	ctx, cancel := context.WithTimeout(context.Background(), d.hook.Config.Lock.Timeout)
+	defer cancel()
+	version, err := criuutil.CriuVersion(ctx, d.path)
+	if err != nil {
+		return nil // what is known already says more
+	}
+	return d.hook.Judge(inspect.CriuVersionFindings(version)).Err()
+}
+
 // rejectedOption finds in what criu has printed the option that it does not know.
 var rejectedOption = regexp.MustCompile(`(?:unrecognized|ambiguous) option '([^']+)'`)
 
@@ -490,8 +504,13 @@ func (d *criuSession) withCriuLog(err error, said string) error {
 		}
 		return fmt.Errorf("criu rejected an option in %s: %s", where, option[1])
 	}
-	if !answered && !d.staged {
-		err = d.noCriu(err)
+	if !d.staged {
+		if old := d.tooOld(); old != nil {
+			return old
+		}
+		if !answered {
+			err = d.noCriu(err)
+		}
 	}
 	log, readErr := os.ReadFile(d.logPath())
 	failure := criuutil.ReadFailure(bytes.NewReader(log))

@@ -12,6 +12,7 @@ import (
 	"cucriu/hooks/preflight"
 	"cucriu/internal/image"
 	"cucriu/internal/journal"
+	"cucriu/internal/session"
 	"cucriu/internal/watch"
 )
 
@@ -30,7 +31,7 @@ func Restore(ctx context.Context, hook *hooks.Hook, dir string, options Options)
 		return Result{}, preflight.AsRefusal(err)
 	}
 	findings, err := imageFindings(ctx, hook, dir, fileCheck{options.isInherited, options.RPC.GetSkipFileRwxCheck()})
-	if err := errors.Join(err, findings.Err()); err != nil {
+	if err := errors.Join(session.GivenUp(ctx, err), findings.Err()); err != nil {
 		return refused(err)
 	}
 	if err := addRecorded(hook, &options, dir); err != nil {

@@ -119,7 +119,7 @@ func TestPluginFindings(t *testing.T) {
 
 func TestMachineFindings(t *testing.T) {
 	for criu, want := range map[string]string{"4.2.1": "", "4.1.1": "", "3.17.1": "criu-version=error", "v4": "criu-version=warning"} {
-		if got := severities(criuVersionFindings(criu)); got != want {
+		if got := severities(CriuVersionFindings(criu)); got != want {
 			t.Errorf("criu %s: %q, want %q", criu, got, want)
 		}
 	}

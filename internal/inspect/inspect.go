@@ -232,6 +232,9 @@ func (l *look) askDriver(ctx context.Context, open func() (*cudackpt.Driver, err
 	if err != nil || m.GPUs == nil {
 		return p, err
 	}
+	if unmeasured != nil && errors.Is(ctx.Err(), context.Canceled) {
+		return p, unmeasured // nobody waits for it
+	}
 	if unmeasured != nil {
 		f := m.about(preflight.Found(preflight.FindingMemoryUnknown, unmeasured))
 		f.Severity = preflight.SeverityError

@@ -108,7 +108,7 @@ func installedFindings(ctx context.Context, name string) preflight.Findings {
 		return preflight.Findings{preflight.Found(preflight.FindingCriuMissing, err)}
 	}
 	findings := preflight.Findings{preflight.Fine(preflight.FindingCriu, "CRIU "+criu.Version+" at "+criu.Path)}
-	findings = append(findings, criuVersionFindings(criu.Version)...)
+	findings = append(findings, CriuVersionFindings(criu.Version)...)
 	if err := criuutil.CheckKernel(ctx, criu.Path); err != nil {
 		findings = append(findings, preflight.New(preflight.FindingCriuCheck, "criu check fails: "+err.Error(), ""))
 	}
@@ -118,7 +118,7 @@ func installedFindings(ctx context.Context, name string) preflight.Findings {
 // CriuFindings are about the criu that runs this hook, and what it cannot dump of the tree below root.
 func CriuFindings(ctx context.Context, criu *criuutil.Criu, root int) preflight.Findings {
 	version, err := criuutil.CriuVersion(ctx, criu.Executable())
-	findings := criuVersionFindings(version)
+	findings := CriuVersionFindings(version)
 	if err != nil {
 		findings = preflight.Findings{preflight.Warning(preflight.FindingCriuVersion, "the version of this criu is not known: "+err.Error(), "")}
 	}
@@ -129,7 +129,8 @@ func CriuFindings(ctx context.Context, criu *criuutil.Criu, root int) preflight.
 	return append(findings, pluginFindings(criu.LibDir, criu.LibDirGiven, os.Getenv("PATH"))...)
 }
 
-func criuVersionFindings(text string) preflight.Findings {
+// CriuVersionFindings are about a criu of a version, as it prints it.
+func CriuVersionFindings(text string) preflight.Findings {
 	version, err := criuutil.ParseVersion(text)
 	if err != nil {
 		return preflight.Findings{preflight.Warning(preflight.FindingCriuVersion, "the version of CRIU cannot be read: "+err.Error(), "")}

@@ -2,6 +2,7 @@ package cli
 
 import (
 	"os/exec"
+	"path/filepath"
 	"strings"
 	"syscall"
 	"testing"
@@ -104,6 +105,28 @@ func TestCtrlCSaysWhatItDid(t *testing.T) {
 			})
 		})
 	}
+}
+
+// TestCtrlCBlamesNoLibrary that was being asked.
+func TestCtrlCBlamesNoLibrary(t *testing.T) {
+	testenv.Simulated(t, func(t *testing.T) {
+		b := newBench(t)
+		answers := filepath.Join(b.Dir, "nvml") // NVML reads it, and waits until somebody writes it
+		if err := unix.Mkfifo(answers, 0o600); err != nil {
+			t.Fatal(err)
+		}
+		cmd, output := b.start(t, "dump", "-t", b.job.Root(), "-D", "images")
+		testenv.Eventually(t, testenv.Soon, "criu has begun", func() bool {
+			logs, err := filepath.Glob(filepath.Join(b.RunDir, "logs", "*", "dump.log"))
+			return err == nil && len(logs) > 0 && hasOpened("libnvidia-ml")(b)
+		})
+		interrupt(t, cmd, output)
+		_ = cmd.Wait()
+		if status := cmd.ProcessState.ExitCode(); status != 128+int(unix.SIGINT) || !strings.Contains(output.String(), "error: got SIGINT") || strings.Contains(output.String(), "nvml") {
+			t.Errorf("exit status %d\n%s", status, output)
+		}
+		b.job.Runs()
+	})
 }
 
 // TestCtrlCDuringARestore: no process of the job is left, and the image is unchanged; or it was too

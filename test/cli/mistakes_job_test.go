@@ -150,6 +150,7 @@ func TestMistakesAboutCriu(t *testing.T) {
 			mistake{"none", dump("nowhere/criu"), refused, "nowhere/criu is not an executable file" + install},
 			mistake{"not executable", dump("./script"), refused, "./script is not an executable file" + install},
 			mistake{"something else", dump("/bin/true"), refused, "is /bin/true CRIU 4.0 or newer (/bin/true --version)?"},
+			mistake{"one that is too old and fails", dump("./old"), refused, "criu-version: CRIU 3.15 is older than 4.0: install CRIU 4.2 or newer"},
 			mistake{"restore without", []string{"restore", "-D", ".", "--criu", "nowhere/criu"}, refused, "image"},
 			mistake{"check of none", []string{"check", "--criu", "nowhere/criu"}, refused, "1 blocking finding: criu-missing"},
 			mistake{"check of something else", []string{"check", "--criu", "/bin/true"}, refused, "criu-missing"},
