@@ -205,7 +205,7 @@ func Find(process *proc.Process) (*Agent, error) {
 			return nil, err
 		}
 		if box.Threads[0] == 0 || box.Version == 0 || box.Version > version {
-			return nil, nil // it has no memory yet, or is of another time
+			continue // it is not the one that the driver's calls reach, or is of another time
 		}
 		return a, nil
 	}

@@ -169,7 +169,8 @@ func (b *wayBack) shareAgain(ctx context.Context) error {
 			return err
 		}
 		without[t] = status.Down
-		if t.agent != nil && t.agent.KnowsOwners() {
+		// Who was not gated has neither given nor opened anything, and may have no memory to prepare.
+		if t.agent != nil && t.Member.Gated && t.agent.KnowsOwners() {
 			sharers = append(sharers, t)
 		}
 	}
@@ -194,9 +195,8 @@ func (b *wayBack) shareAgain(ctx context.Context) error {
 
 // shareAmong has owners give the others what these have of their memory, and notes whether one of them has ended.
 func (b *wayBack) shareAmong(ctx context.Context, owners, takers []*Target, ended *atomic.Bool) error {
-	failed := func(t *Target, err error, others ...gift) error {
-		isGone := b.hasEnded(t) || slices.ContainsFunc(others, func(g gift) bool { return b.hasEnded(g.owner) })
-		if err != nil && isGone { // others may have its memory
+	failed := func(t *Target, err error) error {
+		if err != nil && b.hasEnded(t) { // others may have its memory
 			ended.Store(true)
 			return nil
 		}
@@ -217,7 +217,8 @@ func (b *wayBack) shareAmong(ctx context.Context, owners, takers []*Target, ende
 			})
 			return g, failed(owner, err)
 		}
-		take := func(to *Target, gifts []gift) error { return failed(to, b.take(ctx, to, gifts), gifts...) }
+		// The descriptors of an owner that has ended are as good as ever: its end explains no failure of this one.
+		take := func(to *Target, gifts []gift) error { return failed(to, b.take(ctx, to, gifts)) }
 		return exchange(running, takers, give, take)
 	})
 }

@@ -161,6 +161,32 @@ func TestAnImageOfSharersIsRestoredTwice(t *testing.T) {
 	})
 }
 
+// TestAProcessThatSharesNothingIsBesideSharers: it has the library, and no memory that the library serves.
+func TestAProcessThatSharesNothingIsBesideSharers(t *testing.T) {
+	testenv.Isolated(t, func(t *testing.T) {
+		host := testenv.NewHost(t, testenv.GPUsUpTo(2), "--mib-per-gpu", "800")
+		host.Setenv("CUCRIU_CONFIG", host.Config(testenv.Patient))
+		beside := t.TempDir()
+		both := []string{"sh", "-c", `"$1" --dir ` + beside + ` --mib 1 & "$@" & wait`, "sh"}
+		job := host.StartUnder(append(testenv.WithGuest(t), both...), 2, sharers["cuIpc"]...)
+		job.Runs()
+		testenv.Eventually(t, testenv.Soon, "the other program runs", func() bool { return testenv.Exists(filepath.Join(beside, "status")) })
+		if run := host.TryDump(job, testenv.NewImages(t), "-R"); run.Err != nil {
+			t.Fatal(run.Lines())
+		}
+		host.WaitOutcome("running")
+		job.Runs()
+		job.Check()
+		images := host.Dump(job)
+		for range 2 {
+			host.Restore(images)
+			job.Runs()
+			job.Check()
+			job.Kill()
+		}
+	})
+}
+
 // TestManyPiecesAreShared: more than messages fit into a socket.
 func TestManyPiecesAreShared(t *testing.T) {
 	testenv.Isolated(t, func(t *testing.T) {
