@@ -443,7 +443,10 @@ func (d *criuSession) notified(ctx context.Context, action string, pid int) erro
 			engine.RearmTimers(d.hook.Log, tree...)
 		}
 	}
-	err := session.GivenUp(ctx, stages.Serve(ctx, d.hook, d.criu, stage))
+	err := stages.Serve(ctx, d.hook, d.criu, stage)
+	if action == criuutil.StagePreRestore { // nothing is undone yet of which the error would tell
+		err = session.GivenUp(ctx, err)
+	}
 	if d.kind == journal.KindRestore && err == nil {
 		if err := d.checkImage(ctx, action); err != nil {
 			return err

@@ -293,7 +293,7 @@ func (d *dump) inspect(ctx context.Context) error {
 	seen, err := inspect.Tree(ctx, d.Root, imageDir, d.Config.RunDir, d.stage.Prefetched, d.LoadDriver)
 	findings := <-ofCriu
 	if err != nil {
-		return err
+		return session.GivenUp(ctx, err)
 	}
 	if inside := inspect.InsideFindings(seen.PIDs, d.criu.PID); len(inside) > 0 {
 		if len(seen.Processes) == 0 {
