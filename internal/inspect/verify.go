@@ -21,51 +21,53 @@ import (
 // them first, their pages must be there, and the rest is read, because its disk may have lost it. VerifyImage
 // calls read with how many bytes it has just read, from several goroutines.
 func VerifyImage(ctx context.Context, dir string, workers int, read func(bytes int)) (summed bool, err error) {
+	_, missing := os.Lstat(filepath.Join(dir, image.SumsName))
+	summed = missing == nil
 	_, err = criuimage.Read(dir)
 	if err == nil {
 		_, err = criuimage.Check(dir)
 	}
 	if err != nil {
-		return false, err
+		return summed, err
 	}
 	manifest, err := image.ReadManifest(dir)
 	if err == nil {
 		err = manifest.MatchImages(dir)
 	}
 	if err != nil && !errors.Is(err, os.ErrNotExist) {
-		return false, err
+		return summed, err
 	}
 	if _, err := image.ReadOptions(dir); err != nil {
-		return false, err
+		return summed, err
 	}
 	sums, err := image.ReadSums(dir)
 	if err != nil && !errors.Is(err, os.ErrNotExist) {
-		return false, err
+		return summed, err
 	}
 	files, err := criuimage.Match(dir, "*")
 	if err != nil {
-		return false, err
+		return summed, err
 	}
 	for _, path := range files {
 		durable.DropCache(path)
 	}
 	readers, err := manifest.OpenPages(dir)
 	if err != nil {
-		return false, err
+		return summed, err
 	}
 	defer image.ClosePages(readers)
 	for _, reader := range readers {
 		if err := reader.Verify(ctx, workers, read); err != nil {
-			return false, err
+			return summed, err
 		}
 	}
 	root, err := os.OpenRoot(dir)
 	if err != nil {
-		return false, err
+		return summed, err
 	}
 	defer root.Close()
 	if err := image.CheckFiles(ctx, root, sums, workers, read); err != nil {
-		return false, err
+		return summed, err
 	}
 	isRead := manifest.PageNames()
 	for _, f := range sums {
@@ -76,7 +78,7 @@ func VerifyImage(ctx context.Context, dir string, workers int, read func(bytes i
 			continue
 		}
 		if err := readAll(ctx, path, read); err != nil {
-			return false, err
+			return summed, err
 		}
 	}
 	return len(sums) > 0, nil

@@ -80,6 +80,9 @@ func TestADamagedImageIsNotRestored(t *testing.T) {
 		if !strings.Contains(says, damage) || strings.Contains(says, "undamaged") {
 			t.Errorf("verify of a damaged image: %s", says)
 		}
+		if says := testenv.Exits(t, host, 1, "verify", "--json", images); !strings.Contains(says, `"checksums": true`) {
+			t.Errorf("verify --json of a damaged image: %s", says)
+		}
 		before := contents(t, images)
 		says = testenv.Exits(t, host, 1, "restore", "-D", images)
 		if !strings.Contains(says, damage) || !strings.Contains(says, "nothing of the job runs, and the image is unchanged") {
