@@ -21,7 +21,7 @@ func TestRanksOfWhichSomeRunAheadAreDumped(t *testing.T) {
 				}
 				host := testenv.NewHost(t, 2)
 				host.Setenv("CUCRIU_CONFIG", host.Config(testenv.Patient))
-				job := host.Start(ranks, "--ranks", strconv.Itoa(ranks), "--ahead", "--gpus", "0,1", "--tick-ms", "20", "--busy-ms", "5", "--mib", "1")
+				job := host.Start(ranks, "--ranks", strconv.Itoa(ranks), "--ahead", "--gpus", "0,1", "--tick-ms", strconv.Itoa(20*ranks), "--busy-ms", "5", "--mib", "1")
 				suspend := []string{"suspend"}
 				for i := range ranks {
 					suspend = append(suspend, "-p", strconv.Itoa(job.MustStatus(i).PID))
