@@ -230,6 +230,7 @@ func (s *supervisor) actor(ctx context.Context, a life.Action) func(e *event) er
 		return func(e *event) (err error) {
 			e.checkpoint, err = s.checkpointer.last(ctx, reason, string(op))
 			if e.Gone = err != nil && s.isExiting(); e.Gone && op != "" { // no signal has told the job to end
+				s.endOthers(context.WithoutCancel(ctx))
 				exit, exitErr := s.awaitExit()
 				e.Well = exitErr == nil && exit.Code() == 0
 			}

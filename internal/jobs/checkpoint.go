@@ -184,7 +184,7 @@ func (s *checkpointer) checkpointBy(ctx context.Context, base, reason string, en
 	}
 	a, err := s.ask(ctx, inside.Request{
 		Op: inside.Dump, Images: images, Root: of.Root, Sandbox: s.sandbox.Dir, NoTerminal: s.sandbox.IsAdopted(),
-		End: end, Base: since, VerifyUnchanged: s.VerifyUnchanged, Files: s.files(), Staged: of, Expected: expected.total,
+		End: end, WaitAll: s.waitAll, Base: since, VerifyUnchanged: s.VerifyUnchanged, Files: s.files(), Staged: of, Expected: expected.total,
 	})
 	if err != nil {
 		// The image has its name before the job is ended, and one that is not complete may hold

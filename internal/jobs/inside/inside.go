@@ -23,8 +23,10 @@ import (
 	"cucriu/hooks/preflight"
 	"cucriu/internal/criuimage"
 	"cucriu/internal/failpoint"
+	"cucriu/internal/first"
 	"cucriu/internal/jobs/files"
 	"cucriu/internal/jobs/sandbox"
+	"cucriu/internal/proc"
 	"cucriu/internal/self"
 	"cucriu/internal/watch"
 )
@@ -137,6 +139,11 @@ func dump(ctx context.Context, hook *hooks.Hook, criu string, r Request) (a Answ
 		NoChecksums: true, // the store makes them
 		Compare:     true, Base: r.Base, VerifyUnchanged: r.VerifyUnchanged,
 		AtStandstill: func(ctx context.Context, dir string) (err error) {
+			if !r.WaitAll {
+				if err = requireCommand(r.Root); err != nil {
+					return err
+				}
+			}
 			if err = files.Save(ctx, r.Root, dir, r.Files); err == nil {
 				a.Clocks, err = sandbox.ReadClocks()
 			}
@@ -160,6 +167,26 @@ func dump(ctx context.Context, hook *hooks.Hook, criu string, r Request) (a Answ
 		err = failpoint.Hit(ctx, "jobs.dumped", 0)
 	}
 	return a, err
+}
+
+// requireCommand fails if the command below a job's first process has ended.
+func requireCommand(root int) error {
+	status, err := proc.ReadStatus(root)
+	if err != nil {
+		return err
+	}
+	pid, isFirst := first.Of(status.Name)
+	if !isFirst {
+		return nil
+	}
+	command, err := proc.ReadStatus(pid)
+	if err != nil && !errors.Is(err, proc.ErrGone) {
+		return err
+	}
+	if err != nil || command.Ended {
+		return errors.New("the job's command has ended, and what it has left would end as soon as it is resumed")
+	}
+	return nil
 }
 
 func restore(ctx context.Context, hook *hooks.Hook, criu string, r Request) (a Answer, err error) {

@@ -56,6 +56,8 @@ type Request struct {
 	Undo files.UndoFile `json:"undo"`
 	// End says that a dump ends the job once its image is complete.
 	End bool `json:"end,omitempty"`
+	// WaitAll says that a dump of what the command has left when it ended is of use.
+	WaitAll bool `json:"wait_all,omitempty"`
 	// Base is the checkpoint with which a dump is compared: see [checkpoint.Options].
 	Base            string `json:"base,omitempty"`
 	VerifyUnchanged bool   `json:"verify_unchanged,omitempty"`
