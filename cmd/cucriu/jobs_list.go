@@ -122,6 +122,7 @@ type checkpointReport struct {
 	Host         string         `json:"host,omitempty"`
 	Driver       string         `json:"driver,omitempty"`
 	GPUs         []cudackpt.GPU `json:"gpus"`
+	GivenUp      string         `json:"given_up,omitempty"` // why the job resumed from an older one
 	Verified     bool           `json:"verified"`
 	Pinned       bool           `json:"pinned"`
 	Trial        *image.Trial   `json:"trial,omitempty"`
@@ -180,6 +181,8 @@ func writeCheckpoints(out io.Writer, reports []checkpointReport) {
 		switch {
 		case r.Error != "":
 			here = "no: " + r.damage()
+		case r.GivenUp != "":
+			here = "given up for an older one: " + r.GivenUp
 		case r.Here && r.WhyNotHere != "":
 			here = "yes, but not now: " + r.WhyNotHere
 		case r.Here:
@@ -199,7 +202,7 @@ func reportOf(c store.Checkpoint) checkpointReport {
 	r := checkpointReport{
 		Name: c.Name, Dir: c.Dir, CreatedAt: c.CreatedAt, Bytes: c.Bytes, AloneBytes: c.Bytes - c.Shared, NewBytes: c.New,
 		PauseSeconds: c.Pause.Seconds(), Reason: c.Reason, Host: c.Host, Driver: c.Driver, GPUs: append([]cudackpt.GPU{}, c.GPUs...),
-		Verified: c.Verified, Pinned: c.Pinned, Trial: c.Trial,
+		GivenUp: c.GivenUp, Verified: c.Verified, Pinned: c.Pinned, Trial: c.Trial,
 	}
 	switch {
 	case c.Err != nil:

@@ -42,6 +42,9 @@ func TestADamagedCheckpointIsNamedAndTheOneBeforeTaken(t *testing.T) {
 				t.Errorf("the damage of %s is not named: %q", file, e.Message)
 			}
 			r.awaits("the newest is given up", func() bool { return testenv.Exists(filepath.Join(dir, "given-up.json")) })
+			if out, _ := w.host.Cucriu("jobs", "list", w.dir); !strings.Contains(out, "given up for an older one: ") && !strings.Contains(out, "damaged") {
+				t.Errorf("jobs list does not show it: %s", out)
+			}
 			r.killsAll()
 			restoreFile(t, good, dir, file)
 			if i == 0 {
