@@ -28,6 +28,10 @@ func NoSupervisor(job Local) error {
 	remedy := "run this where it runs (cucriu jobs show says which host has it), or start it with the same cucriu run"
 	switch job.State {
 	case StateUnattended:
+		if job.paused {
+			meaning, remedy = "is paused, and has no supervisor", "run the same cucriu run command again, then cucriu jobs resume "+job.Name
+			break
+		}
 		meaning, remedy = "runs without a supervisor", "run the same cucriu run command again to resume supervision"
 	case StateMoved:
 		meaning, remedy = "has "+job.Describe(), "run this there"

@@ -82,7 +82,8 @@ type Local struct {
 	// Where is what the directory is recognized by: see [whereIs].
 	Where []string `json:"where,omitempty"`
 
-	alive bool // something of the job runs, with or without a supervisor
+	alive  bool // something of the job runs, with or without a supervisor
+	paused bool // all of that stands still, as cucriu jobs pause has left it
 }
 
 // Made says which checkpoint was made, and when.
@@ -230,7 +231,7 @@ func Involving(runDir string, pid int, below bool) (l *Local, meaning string, er
 			tree = append(tree, sandboxed...)
 		}
 		state := ""
-		if paused, _ := inside.IsPaused(filepath.Join(folder, journal.InnerName)); paused && l.alive {
+		if l.paused {
 			l.State, state = StatePaused, "paused "
 		}
 		switch {
@@ -257,6 +258,9 @@ func readLocal(folder string) (Local, error) {
 		if err != nil && !errors.Is(err, proc.ErrGone) && !errors.Is(err, proc.ErrElsewhere) {
 			return l, err
 		}
+	}
+	if l.alive {
+		l.paused, _ = inside.IsPaused(filepath.Join(folder, journal.InnerName))
 	}
 	conn, err := dial(folder)
 	if err == nil {

@@ -331,8 +331,9 @@ func TestAPausedJobStaysPausedWithoutItsSupervisor(t *testing.T) {
 		_ = a.super.Wait()
 		a.is("no supervisor")
 		a.standsStill()
-		a.cucriu(3, "run the same cucriu run command again to resume supervision", "jobs", "resume", "train")
-		a.cucriu(3, "runs without a supervisor", "jobs", "prune", "train", "--keep", "1")
+		const says = "is paused, and has no supervisor: run the same cucriu run command again, then cucriu jobs resume train"
+		a.cucriu(3, says, "jobs", "resume", "train")
+		a.cucriu(3, says, "jobs", "prune", "train", "--keep", "1")
 		a.run()
 		a.is("paused")
 		a.standsStill()
