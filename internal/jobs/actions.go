@@ -207,7 +207,7 @@ func (s *supervisor) actor(ctx context.Context, a life.Action) func(e *event) er
 	case life.Look:
 		return func(*event) error { s.checkpointer.look(ctx); return nil }
 	case life.Checkpoint:
-		reason := map[life.Op]string{"": "schedule", life.AskCheckpoint: "request", life.AskPause: "pause"}[op]
+		reason := map[life.Op]string{"": onSchedule, life.AskCheckpoint: "request", life.AskPause: "pause"}[op]
 		return func(e *event) (err error) {
 			e.checkpoint, err = s.checkpointer.checkpoint(ctx, reason)
 			return err

@@ -46,6 +46,7 @@ func (s *starter) begin(ctx, told context.Context) error {
 	saved, err := s.saveStaged(told)
 	if err == nil {
 		s.removeLeftovers(s.store.RemoveLeftovers, saved)
+		s.staged = ""
 	} else if !attached {
 		return err
 	} else {

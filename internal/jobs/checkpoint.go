@@ -30,18 +30,31 @@ type checkpointer struct {
 	costs    costs
 	failures int   // attempts at a checkpoint since the last one
 	noRoom   int64 // what was free in Dir, in bytes, when the last one did not fit; 0 if it did
+	untried  int   // checkpoints that were not tried for that since then
 	trial    trial
 	// housekeeping is the context of what a preemption does not wait for but ends.
 	housekeeping    context.Context
 	endHousekeeping context.CancelFunc
 }
 
+const (
+	onSchedule  = "schedule" // the reason of a checkpoint that nobody has asked for
+	mostUntried = 7
+)
+
 // checkpoint makes a checkpoint of the running job, and tells how that went.
 func (s *checkpointer) checkpoint(ctx context.Context, reason string) (store.Checkpoint, error) {
-	// Else the job would be paused, and copied, for nothing.
-	err := preflight.AsRefusal(s.store.CheckRoom(s.noRoom))
+	// Else the job would be paused, and copied, for nothing. Now and then, and when asked, it is tried all the same: what is
+	// new may be less by now.
+	had := s.noRoom
+	if reason != onSchedule || s.untried == mostUntried {
+		had = 0
+	}
+	err := preflight.AsRefusal(s.store.CheckRoom(had))
+	s.untried++
 	var c store.Checkpoint
 	if err == nil {
+		s.untried = 0
 		c, err = s.makeCheckpoint(ctx, reason, false)
 	}
 	if err != nil {
@@ -150,6 +163,10 @@ func (s *checkpointer) checkpointBy(ctx context.Context, base, reason string, en
 	defer func() {
 		// An image that was cut off on its way to the store becomes a checkpoint next time. In
 		// memory it is gone by then.
+		if s.staged == stage {
+			s.store.LeaveStage(stage) // to the next begin, which may be this supervisor's
+			return
+		}
 		if keep || dumped && ctx.Err() != nil && !inMemory {
 			return
 		}
@@ -200,9 +217,8 @@ func (s *checkpointer) checkpointBy(ctx context.Context, base, reason string, en
 		}
 		return store.Checkpoint{}, err
 	}
-	keep, dumped = end, true // if the job has ended, this is all that there is of its last interval
-	if end {
-		s.status.note(func(l *Local) { l.WorkSince = time.Time{} })
+	if dumped = true; end {
+		s.ended(stage)
 	}
 	of.Clocks = a.Clocks
 	info, err := describe(made, filepath.Base(s.record.Command[0]), of)
@@ -222,15 +238,21 @@ func (s *checkpointer) checkpointBy(ctx context.Context, base, reason string, en
 	if full := new(store.NoRoomError); errors.As(err, &full) {
 		s.noRoom = full.Had
 	}
-	if err != nil && end {
-		s.staged = stage
+	if err != nil && end && !errors.Is(err, store.ErrFenced) && (mayPass(err) || ctx.Err() != nil) {
 		return c, fmt.Errorf("%w; the job has ended, and its image in %s is complete: cucriu run makes a checkpoint of it on this host and resumes the job", err, stage)
 	}
 	if err == nil {
-		keep, dumped = false, false
+		dumped, s.staged = false, ""
 		s.costs = s.costs.add(cost{pause: c.Pause, total: time.Since(begun)})
 	}
 	return c, err
+}
+
+// ended notes that a dump has ended the job: all that there is of its last interval is in the image in a staging
+// directory.
+func (s *checkpointer) ended(stage string) {
+	s.staged = stage
+	s.status.note(func(l *Local) { l.WorkSince = time.Time{} })
 }
 
 // killStuck ends what is left of a job whose root process was killed during its last dump: criu waits

@@ -353,7 +353,7 @@ func (r *room) take(dir string, n int) error {
 	r.left = flushBytes - int64(n)
 	var disk unix.Statfs_t
 	if err := unix.Statfs(dir, &disk); err != nil {
-		return os.NewSyscallError("statfs", err)
+		return &os.PathError{Op: "statfs", Path: dir, Err: err}
 	}
 	free := freeOn(disk)
 	// Another process may write as well: the room is not taken up to the last byte.
@@ -380,7 +380,7 @@ func (s *Store) CheckRoom(had int64) error {
 	dir := s.path(CheckpointsDir)
 	var disk unix.Statfs_t
 	if err := unix.Statfs(dir, &disk); err != nil {
-		return os.NewSyscallError("statfs", err)
+		return &os.PathError{Op: "statfs", Path: dir, Err: err}
 	}
 	free := freeOn(disk)
 	if free > had && (had == 0 || free > had+pieceBytes) {

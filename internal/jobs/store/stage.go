@@ -99,6 +99,13 @@ func (s *Store) RemoveStage(dir string) error {
 	return nil
 }
 
+// LeaveStage leaves a staging directory to whoever looks for what earlier supervisors have left.
+func (s *Store) LeaveStage(dir string) {
+	s.stageMutex.Lock()
+	defer s.stageMutex.Unlock()
+	delete(s.staged, dir)
+}
+
 // RemovePartials removes checkpoints that killed supervisors were writing or removing, and returns
 // their directories. Images that are staged stay.
 func (s *Store) RemovePartials() (removed []string, err error) {
