@@ -120,6 +120,32 @@ func TestAJobThatFinishesWhileItIsStoppedHasFinished(t *testing.T) {
 	})
 }
 
+// TestAJobWhoseCommandEndsWhileItIsStoppedHasFinished, although the command has left a process: no checkpoint is made of that.
+func TestAJobWhoseCommandEndsWhileItIsStoppedHasFinished(t *testing.T) {
+	testenv.Simulated(t, func(t *testing.T) {
+		w := emptyWorld(t)
+		w.command = []string{"sh", "-c", `cd "$0"; sleep 1000 & : >begun; until [ -e stop ]; do sleep 0.1; done`, w.work}
+		w.flags = []string{"--every", "0"}
+		s := w.stopAt("dump.inspect")
+		r := w.runAs(s.host)
+		r.awaits("the command runs", func() bool { return testenv.Exists(filepath.Join(w.work, "begun")) })
+		said := w.asks(w.host, "jobs", "stop", w.dir)
+		s.await(r)
+		w.stop(0)
+		r.awaits("the command has ended", func() bool {
+			out, _ := exec.Command("sh", "-c", "cat /proc/[0-9]*/comm").Output()
+			return strings.Contains(string(out), "cucriu:ended\n")
+		})
+		s.goOn()
+		r.ends(0, "D has ended with exit status 0")
+		<-said
+		if len(w.checkpoints()) > 0 {
+			t.Error("there is a checkpoint of what the command has left")
+		}
+		w.run().ends(0, "D has finished")
+	})
+}
+
 // TestAJobThatRunsHereIsNotGivenBack by a supervisor that ends before it has attached to it: another
 // host would take the job over without being asked to.
 func TestAJobThatRunsHereIsNotGivenBack(t *testing.T) {
