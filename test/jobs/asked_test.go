@@ -333,7 +333,7 @@ func TestAPausedJobStaysPausedWithoutItsSupervisor(t *testing.T) {
 		a.standsStill()
 		const says = "is paused, and has no supervisor: run the same cucriu run command again, then cucriu jobs resume train"
 		a.cucriu(3, says, "jobs", "resume", "train")
-		a.cucriu(3, says, "jobs", "prune", "train", "--keep", "1")
+		a.cucriu(3, "without a supervisor", "jobs", "prune", "train", "--keep", "1")
 		a.run()
 		a.is("paused")
 		a.standsStill()
