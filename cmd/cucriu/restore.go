@@ -21,6 +21,7 @@ import (
 	"cucriu/hooks/preflight"
 	"cucriu/internal/criuimage"
 	"cucriu/internal/jobs"
+	"cucriu/internal/logging"
 	"cucriu/internal/self"
 )
 
@@ -129,6 +130,7 @@ func startAbove(dir string) error {
 		return err
 	}
 	say("threads of this program have numbers that the image needs: it starts again with others")
+	logging.Stderr().Flush() // what is said in the background ends with this program
 	return os.NewSyscallError("execve", unix.Exec(self.Path, os.Args, append(os.Environ(), startedAbove+"="+last)))
 }
 

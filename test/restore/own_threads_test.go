@@ -18,8 +18,8 @@ func TestARestoreDoesNotStandInItsOwnWay(t *testing.T) {
 		host := testenv.NewHost(t, 1)
 		job := host.Start(1, "--mib", "1")
 		dir := host.Dump(job)
-		// Nobody else there takes a number: the first threads get those after this one.
-		script := fmt.Sprintf(`echo %d >/proc/sys/kernel/ns_last_pid; exec "$0" "$@"`, job.PID-2)
+		// Nobody else there takes a number: the first thread, which the Go runtime keeps for good, gets the job's.
+		script := fmt.Sprintf(`echo %d >/proc/sys/kernel/ns_last_pid; exec "$0" "$@"`, job.PID-1)
 		host.Enter = func(name string, args []string) (string, []string) {
 			inside := []string{"--pid", "--fork", "--mount-proc", "--kill-child", "sh", "-c", script, name}
 			return "unshare", slices.Concat(inside, args)
