@@ -21,7 +21,10 @@ state() { true; }
 count='n=0; while true; do n=$((n + 1)); echo $n >n.new; mv n.new n; sleep 0.05; done'
 nohup_start() { echo "nohup bash -c '$count' >/dev/null 2>&1 & exit 0"; }
 nohup_ask() { cat n; }
-tmux_start() { echo "tmux -S $work/socket new-session -d \"bash -c '$count'\"; sleep infinity"; }
+tmux_start() {
+	echo "$count" >count.sh
+	echo "tmux -S $work/socket new-session -d 'bash $work/count.sh'; sleep infinity"
+}
 tmux_ask() { tmux -S "$work/socket" list-sessions >/dev/null && cat n; }
 redis_start() { echo "redis-server --port $port --daemonize yes --save '' --dir $work >/dev/null; sleep infinity"; }
 redis_ask() { redis-cli -p "$port" incr n; }
@@ -106,7 +109,7 @@ postgresql_start() {
 	setpriv --reuid postgres --regid postgres --clear-groups "$bin/initdb" -D "$work/pg/data" >initdb.log
 	echo "exec setpriv --reuid postgres --regid postgres --clear-groups $bin/postgres -D $work/pg/data -p $port -k $work/pg"
 }
-refused_postgresql='System V'
+refused_postgresql='SysV'
 
 # answer prints the answer of the program, when it gives one.
 answer() {
@@ -137,7 +140,7 @@ try() {
 	start "$command"
 	if [[ -v $refused ]]; then
 		await 150 "$name is refused" grep -qs "${!refused}" run.log
-		row "refused at its start: $(grep -m1 "${!refused}" run.log | sed 's/^cucriu: //')"
+		row "refused at its start: $(grep -m1 "${!refused}" run.log | sed -E 's/^(cucriu:)? *//')"
 		kill -TERM "$run" 2>/dev/null || true
 		wait "$run" || true
 		return
