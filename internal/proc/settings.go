@@ -105,7 +105,8 @@ func ReadSettings(pid int) (*Settings, error) {
 			if err != nil {
 				continue
 			}
-			if usual, err := getOption(fresh(), o.level, o.option); err == nil && !bytes.Equal(value, usual) {
+			usual, err := getOption(fresh(), o.level, o.option)
+			if err == nil && !bytes.Equal(value, usual) && canBeSet(fresh(), o.level, o.option, value, usual) {
 				s.Sockets = append(s.Sockets, SocketSetting{fd, name, value})
 			}
 		}
@@ -189,6 +190,16 @@ func eachSocket(pid int, do func(fd, shared int, fresh func() int)) error {
 		unix.Close(shared)
 	}
 	return nil
+}
+
+// canBeSet reports whether a program can have set a value: that of IP_MULTICAST_TTL in a TCP connection, for one,
+// comes with its first packet. The socket is left with its usual value.
+func canBeSet(fresh, level, option int, value, usual []byte) bool {
+	if err := unix.SetsockoptString(fresh, level, option, string(value)); errors.Is(err, unix.EINVAL) {
+		return false
+	}
+	_ = unix.SetsockoptString(fresh, level, option, string(usual))
+	return true
 }
 
 func getOption(fd, level, option int) ([]byte, error) {

@@ -1,6 +1,7 @@
 package proc
 
 import (
+	"net"
 	"os"
 	"testing"
 
@@ -33,6 +34,37 @@ func TestSettingsAreReadAndGivenAgain(t *testing.T) {
 	}
 	if value, err := unix.GetsockoptInt(fd, unix.IPPROTO_TCP, unix.TCP_USER_TIMEOUT); err != nil || value != 4711 {
 		t.Errorf("the timeout is %d: %v", value, err)
+	}
+}
+
+// TestWhatOnlyTheKernelSetsIsNoSetting: the multicast TTL of an accepted connection is that of its first packet.
+func TestWhatOnlyTheKernelSetsIsNoSetting(t *testing.T) {
+	listener, err := net.Listen("tcp4", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer listener.Close()
+	client, err := net.Dial("tcp4", listener.Addr().String())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer client.Close()
+	server, err := listener.Accept()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer server.Close()
+	settings, err := ReadSettings(os.Getpid())
+	if err != nil {
+		t.Fatal(err)
+	}
+	if settings == nil {
+		return
+	}
+	for _, s := range settings.Sockets {
+		if s.Option == "IP_MULTICAST_TTL" {
+			t.Errorf("%v", s)
+		}
 	}
 }
 
