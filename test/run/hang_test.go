@@ -11,26 +11,31 @@ import (
 	"cucriu/internal/testenv"
 )
 
-// TestAProcessThatIsKilledUnderCriuHangsNobody: criu waits for ever for such a process.
+// TestAProcessThatIsKilledUnderCriuHangsNobody: criu may wait for ever for such a process. The kernel kills the command, when memory runs out.
 func TestAProcessThatIsKilledUnderCriuHangsNobody(t *testing.T) {
-	testenv.Simulated(t, func(t *testing.T) {
-		w := newMixedWorld(t)
-		r := w.run()
-		r.verified(1)
-		for i := range 5 {
-			r.awaits("criu is at work", func() bool { return len(w.victims(criuKilled)) > 0 })
-			time.Sleep(time.Duration(i*25) * time.Millisecond)
-			w.kills(rootKilled)
-			select {
-			case <-r.done:
-			case <-time.After(2 * testenv.Soon):
-				t.Fatalf("round %d: cucriu run does not end", i)
-			}
-			r = w.run()
-			r.says("D resumes from checkpoint")
-		}
-		w.finish(r)
-	})
+	testenv.Parallel(t)
+	for _, killed := range []who{rootKilled, commandKilled} {
+		t.Run(string(killed), func(t *testing.T) {
+			testenv.Simulated(t, func(t *testing.T) {
+				w := newMixedWorld(t)
+				r := w.run()
+				r.verified(1)
+				for i := range 5 {
+					r.awaits("criu is at work", func() bool { return len(w.victims(criuKilled)) > 0 })
+					time.Sleep(time.Duration(i*25) * time.Millisecond)
+					w.kills(killed)
+					select {
+					case <-r.done:
+					case <-time.After(2 * testenv.Soon):
+						t.Fatalf("round %d: cucriu run does not end", i)
+					}
+					r = w.run()
+					r.says("D resumes from checkpoint")
+				}
+				w.finish(r)
+			})
+		})
+	}
 }
 
 // TestAJobThatIsKilledUnderItsLastCheckpointHangsNobody, although that ends the job by itself. What

@@ -9,6 +9,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"cucriu/internal/jobs/sandbox"
+	"cucriu/internal/proc"
 	"cucriu/internal/testenv"
 )
 
@@ -66,6 +67,7 @@ const (
 	initKilled       who = "init"
 	keeperKilled     who = "keeper" // of an adopted job
 	rootKilled       who = "root"
+	commandKilled    who = "command" // below the job's first process
 	allKilled        who = "all"
 )
 
@@ -100,6 +102,8 @@ func (w *world) victims(k who) []int {
 		case rootKilled:
 			p := w.place()
 			is = p != nil && !isOurs(pid) && insidePID(pid) == p.Root
+		case commandKilled:
+			is = !isOurs(pid) && w.place() != nil && isBelow(pid, w.place().Root)
 		case allKilled:
 			is = true
 		}
@@ -108,6 +112,12 @@ func (w *world) victims(k who) []int {
 		}
 	}
 	return found
+}
+
+// isBelow reports whether a process is a child of the one that has a number in the sandbox.
+func isBelow(pid, root int) bool {
+	status, err := proc.ReadStatus(pid)
+	return err == nil && insidePID(status.PPID) == root
 }
 
 // kills kills them, and reports whether there was any. None of them gets to react to the end of another.
