@@ -1,8 +1,10 @@
 package stages
 
 import (
+	"cmp"
 	"context"
 	"errors"
+	"fmt"
 	"log/slog"
 	"os"
 	"slices"
@@ -21,6 +23,9 @@ import (
 // anything.
 func (c *call) preRestore(ctx context.Context) (err error) {
 	defer func() { err = preflight.AsRefusal(err) }()
+	if err := c.checkImage(ctx); err != nil {
+		return err
+	}
 	manifest, err := image.ReadManifest(c.stage.ImageDir)
 	if errors.Is(err, os.ErrNotExist) {
 		c.Log.Info("the image contains no CUDA process")
@@ -77,6 +82,20 @@ func (c *call) preRestore(ctx context.Context) (err error) {
 	}
 	s.Note() // criu's time is counted from here
 	return nil
+}
+
+// checkImage compares an image with its checksums, if the configuration says so and the client does not. With
+// --auto-dedup, criu empties the image while it restores: no later stage could.
+func (c *call) checkImage(ctx context.Context) error {
+	if !c.Config.Checksums || c.stage.Checked {
+		return nil
+	}
+	err := image.CheckSums(ctx, c.stage.ImageDir)
+	if err != nil {
+		name, _ := c.stage.imagePath() // criu's own ends with it
+		err = fmt.Errorf("image %s: %w", cmp.Or(name, c.stage.ImageDir), err)
+	}
+	return err
 }
 
 // planRestore refuses an image whose GPU state has no place here.

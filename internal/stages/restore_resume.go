@@ -1,7 +1,6 @@
 package stages
 
 import (
-	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -12,7 +11,6 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"cucriu/criuutil"
 	"cucriu/internal/engine"
 	"cucriu/internal/image"
 	"cucriu/internal/inspect"
@@ -40,27 +38,6 @@ func (c *call) rootNamed(ctx context.Context) error {
 		return err
 	}
 	return s.Failpoint(ctx, "restore."+c.stage.Action)
-}
-
-// postRestore is the last stage at which criu undoes a restore.
-func (c *call) postRestore(ctx context.Context) error {
-	if err := c.rootNamed(ctx); err != nil || c.stage.Checked {
-		return err
-	}
-	return checkImage(ctx, c.Env, c.stage)
-}
-
-// checkImage compares an image with its checksums before the job runs, if the configuration says so.
-func checkImage(ctx context.Context, env *session.Env, stage Stage) error {
-	if !env.Config.Checksums || stage.Action != criuutil.StagePostRestore {
-		return nil
-	}
-	err := image.CheckSums(ctx, stage.ImageDir)
-	if err != nil {
-		name, _ := stage.imagePath() // criu's own ends with it
-		err = fmt.Errorf("image %s: %w", cmp.Or(name, stage.ImageDir), err)
-	}
-	return err
 }
 
 func noteRoot(s *session.Session, stage Stage) error {

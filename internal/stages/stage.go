@@ -124,7 +124,7 @@ var handlers = map[string]func(*call, context.Context) error{
 	criuutil.StagePreRestore:          (*call).preRestore,
 	criuutil.StageSetupNamespaces:     (*call).rootNamed,
 	criuutil.StagePostSetupNamespaces: (*call).rootNamed,
-	criuutil.StagePostRestore:         (*call).postRestore,
+	criuutil.StagePostRestore:         (*call).rootNamed,
 	criuutil.StagePreResume:           (*call).preResume,
 	criuutil.StagePostResume:          (*call).postResume,
 }
