@@ -46,6 +46,7 @@ static struct {
 static struct {
 	sem_t asked;
 	_Atomic uint32_t questions, answers;
+	_Atomic bool runs;
 } helper;
 
 static CUprocessState state_now(void) { return (CUprocessState)atomic_load(&sim_block.state); }
@@ -290,6 +291,7 @@ static void *helper_thread(void *unused)
 {
 	(void)unused;
 	prctl(PR_SET_NAME, "cuda-EvtHandlr"); /* as the real ones are called */
+	atomic_store(&helper.runs, true);
 	for (;;) {
 		while (sem_wait(&helper.asked) < 0)
 			;
@@ -352,13 +354,15 @@ int agent_start(void)
 	pthread_sigmask(SIG_SETMASK, &all, &before);
 	pthread_t thread;
 	sim_block.tid = 0;
+	atomic_store(&helper.runs, false);
 	sem_init(&helper.asked, 0, 0);
 	int err = pthread_create(&thread, &attr, helper_thread, NULL);
 	if (!err)
 		err = pthread_create(&thread, &attr, restore_thread, NULL);
 	pthread_sigmask(SIG_SETMASK, &before, NULL);
 	pthread_attr_destroy(&attr);
-	while (!err && !*(volatile int32_t *)&sim_block.tid)
+	/* A filter of the program's may be put on all threads from here on. */
+	while (!err && !(*(volatile int32_t *)&sim_block.tid && atomic_load(&helper.runs)))
 		sleep_ns(50000);
 	return -err;
 }
