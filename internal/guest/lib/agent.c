@@ -109,11 +109,12 @@ static enum { BEGIN_THREAD, RELAX, SET_UP, COPY_OUT, COPY_IN, CLEAR_UP } task;
 #define ONE 4u
 static uint32_t round_number, at_work;
 
-/* With a stack of SIZE; 0 is as large as the program's. */
+/* With a stack of SIZE beside what the C library keeps on it; 0 is as large as the program's. */
 static bool start_with_stack(size_t size, void *(*routine)(void *), void *argument)
 {
 	int (*create)(pthread_t *, const pthread_attr_t *, void *(*)(void *), void *);
 	int (*detach)(pthread_t), (*init)(pthread_attr_t *), (*set_size)(pthread_attr_t *, size_t);
+	size_t (*least)(const pthread_attr_t *);
 	pthread_attr_t attributes;
 	pthread_t thread;
 	sigset_t every, before;
@@ -123,13 +124,14 @@ static bool start_with_stack(size_t size, void *(*routine)(void *), void *argume
 	*(void **)&detach = find_elsewhere("pthread_detach");
 	*(void **)&init = find_elsewhere("pthread_attr_init");
 	*(void **)&set_size = find_elsewhere("pthread_attr_setstacksize");
-	if (!create || !detach || !init || !set_size || init(&attributes) || (size && set_size(&attributes, size)))
+	*(void **)&least = find_elsewhere("__pthread_get_minstack"); /* glibc; others add thread-local memory themselves */
+	if (!create || !detach || !init || !set_size || init(&attributes))
+		return false;
+	if (size && set_size(&attributes, size + (least ? least(&attributes) : 0)))
 		return false;
 	sigfillset(&every); /* the signals are for the program's own threads */
 	sigprocmask(SIG_SETMASK, &every, &before);
-	int error = create(&thread, &attributes, routine, argument);
-	if (error == EINVAL && size) /* the thread-local memory of the program, which is on it, is as large */
-		error = create(&thread, NULL, routine, argument);
+	const int error = create(&thread, &attributes, routine, argument);
 	sigprocmask(SIG_SETMASK, &before, NULL);
 	if (!error)
 		detach(thread);
