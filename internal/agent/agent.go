@@ -414,8 +414,16 @@ func (a *Agent) CanKeep(ctx context.Context) error {
 
 // RequireAllowed fails with [inject.ErrFiltered] unless the library may make the system calls that all commands take.
 func (a *Agent) RequireAllowed(ctx context.Context) error {
+	box, err := a.read()
+	if err != nil {
+		return err
+	}
+	all := guest.Calls
+	if box.Version < 8 {
+		all = slices.Concat(all, guest.CallsOfThreads)
+	}
 	var calls []inject.Call
-	for _, c := range guest.Calls {
+	for _, c := range all {
 		calls = append(calls, inject.Call(c))
 	}
 	return a.requireAllowed(ctx, calls)

@@ -293,6 +293,9 @@ func (s *Suspension) requireRoom(ctx context.Context, guests []*Target) error {
 		return nil
 	}
 	err := Parallel(guests, func(t *Target) error {
+		if !t.agent.Counts() {
+			return nil // it would move the memory: all of it counts
+		}
 		return s.whileUnlocked(ctx, t, func() error {
 			err := errors.Join(t.compare(), t.agent.SetCounting(true))
 			if err != nil {

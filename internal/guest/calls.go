@@ -35,3 +35,17 @@ var Calls = []Call{
 }
 
 const noFile = 1<<64 - 1
+
+// CallsOfThreads are what begins a thread, and what one calls first. Libraries older than version 8 begin their threads
+// when they are told to prepare.
+var CallsOfThreads = []Call{
+	{unix.SYS_CLONE3, nil},
+	{unix.SYS_CLONE, nil},
+	{unix.SYS_RSEQ, nil},
+	{unix.SYS_SET_ROBUST_LIST, nil},
+	{unix.SYS_GETTID, nil},
+	{unix.SYS_PRCTL, []uint64{unix.PR_SET_NAME}},
+	{unix.SYS_SCHED_GETAFFINITY, nil},
+	{unix.SYS_RT_SIGPROCMASK, nil},
+	{unix.SYS_EXIT, nil},
+}

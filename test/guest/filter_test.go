@@ -3,6 +3,7 @@ package guest
 import (
 	"os"
 	"path/filepath"
+	"runtime"
 	"strconv"
 	"strings"
 	"testing"
@@ -94,14 +95,17 @@ func TestAFilterOfTheProgramsEndsNoJob(t *testing.T) {
 	for _, c := range guest.Calls {
 		only = append(only, c.Number)
 	}
+	thread := numbers(unix.SYS_CLONE3, unix.SYS_CLONE, unix.SYS_GETTID, unix.SYS_PRCTL, unix.SYS_SCHED_GETAFFINITY,
+		unix.SYS_EXIT, unix.SYS_SET_ROBUST_LIST, unix.SYS_RSEQ)
+	older := testenv.Artefact(t, "make guest", "build", "test", "small-v4-"+runtime.GOARCH+".so")
 	for name, test := range map[string]struct {
 		arguments []string
 		want      string // of the log
 		refused   bool
 	}{
-		"allows what the library calls": {append([]string{"only"}, numbers(only...)...), "", false},
-		"forbids what begins a thread": {append([]string{"kill"}, numbers(unix.SYS_CLONE3, unix.SYS_CLONE, unix.SYS_GETTID, unix.SYS_PRCTL, unix.SYS_SCHED_GETAFFINITY,
-			unix.SYS_EXIT, unix.SYS_SET_ROBUST_LIST, unix.SYS_RSEQ)...), "", false},
+		"allows what the library calls":  {append([]string{"only"}, numbers(only...)...), "", false},
+		"forbids what begins a thread":   {append([]string{"kill"}, thread...), "", false},
+		"forbids it to an older library": {append([]string{"kill"}, thread...), "the driver moves the memory", false},
 		"forbids what the library calls": {append([]string{"kill"}, numbers(unix.SYS_MADVISE)...), "the driver moves the memory", false},
 		"forbids what the driver calls":  {append([]string{"kill"}, numbers(unix.SYS_MPROTECT)...), "let the filter allow that system call", true},
 		"forbids sched_yield":            {append([]string{"kill"}, numbers(unix.SYS_SCHED_YIELD)...), "let the filter allow that system call", true},
@@ -113,7 +117,11 @@ func TestAFilterOfTheProgramsEndsNoJob(t *testing.T) {
 				program := built(t, filtered)
 				dir := t.TempDir()
 				out := filepath.Join(dir, "ticks")
-				command := append([]string{"LD_PRELOAD=" + testenv.Guest(t), program, out, "32"}, test.arguments...)
+				library := testenv.Guest(t)
+				if strings.Contains(name, "older") {
+					library = older
+				}
+				command := append([]string{"LD_PRELOAD=" + library, program, out, "32"}, test.arguments...)
 				job := &testenv.Job{PID: host.Spawn(dir, "/usr/bin/env", command...)}
 				ticks := func() int {
 					info, err := os.Stat(out)
@@ -146,24 +154,29 @@ func TestAFilterOfTheProgramsEndsNoJob(t *testing.T) {
 	}
 }
 
-// TestAProgramWithMuchThreadLocalMemoryIsServed: it takes room on the stack of each thread, and small ones have none.
+// TestAProgramWithMuchThreadLocalMemoryIsServed: it takes room on the stack of each thread, all of a small one or nearly all.
 func TestAProgramWithMuchThreadLocalMemoryIsServed(t *testing.T) {
-	testenv.Simulated(t, func(t *testing.T) {
-		host := testenv.NewHost(t, 1, "--mib-per-gpu", "200")
-		host.Setenv("CUCRIU_CONFIG", host.Config(testenv.Patient))
-		program := built(t, filtered, "-DLOCAL=(2<<20)")
-		dir := t.TempDir()
-		out := filepath.Join(dir, "ticks")
-		job := &testenv.Job{PID: host.Spawn(dir, "/usr/bin/env", "LD_PRELOAD="+testenv.Guest(t), program, out, "32", "kill", "9999")}
-		testenv.Eventually(t, testenv.Soon, "the program runs", func() bool {
-			ticks, _ := os.ReadFile(out) // it makes the file before it uses CUDA
-			return len(ticks) > 0
+	testenv.Parallel(t)
+	for _, size := range []int{2 << 20, 1<<20 - 8<<10} {
+		t.Run(strconv.Itoa(size), func(t *testing.T) {
+			testenv.Simulated(t, func(t *testing.T) {
+				host := testenv.NewHost(t, 1, "--mib-per-gpu", "200")
+				host.Setenv("CUCRIU_CONFIG", host.Config(testenv.Patient))
+				program := built(t, filtered, "-DLOCAL="+strconv.Itoa(size))
+				dir := t.TempDir()
+				out := filepath.Join(dir, "ticks")
+				job := &testenv.Job{PID: host.Spawn(dir, "/usr/bin/env", "LD_PRELOAD="+testenv.Guest(t), program, out, "32", "kill", "9999")}
+				testenv.Eventually(t, testenv.Soon, "the program runs", func() bool {
+					ticks, _ := os.ReadFile(out) // it makes the file before it uses CUDA
+					return len(ticks) > 0
+				})
+				run := host.TryDump(job, testenv.NewImages(t), "-R")
+				if run.Err != nil {
+					t.Fatalf("criu dump: %v\n%s", run.Err, run.Lines())
+				}
+				host.WaitOutcome("running")
+				moved(t, host, run)
+			})
 		})
-		run := host.TryDump(job, testenv.NewImages(t), "-R")
-		if run.Err != nil {
-			t.Fatalf("criu dump: %v\n%s", run.Err, run.Lines())
-		}
-		host.WaitOutcome("running")
-		moved(t, host, run)
-	})
+	}
 }
