@@ -200,7 +200,7 @@ func (s *checkpointer) checkpointBy(ctx context.Context, base, reason string, en
 		since = bases[0].Dir
 	}
 	a, err := s.ask(ctx, inside.Request{
-		Op: inside.Dump, Images: images, Root: of.Root, Sandbox: s.sandbox.Dir, NoTerminal: s.sandbox.IsAdopted(),
+		Op: inside.Dump, Images: images, Root: of.Root, NoTerminal: s.sandbox.IsAdopted(),
 		End: end, WaitAll: s.waitAll, Base: since, VerifyUnchanged: s.VerifyUnchanged, Files: s.files(), Staged: of, Expected: expected.total,
 	})
 	if err != nil {

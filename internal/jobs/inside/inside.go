@@ -73,8 +73,12 @@ func Serve(ctx context.Context, hook *hooks.Hook, criu string, in io.Reader, out
 	}
 	var a Answer
 	if r.Own && (r.Op == Dump || r.Op == Check || r.Op == Pause) {
-		err = preflight.AsRefusal(refuseOutside(r.Root))
+		err = refuseOutside(r.Root)
 	}
+	if r.Own && (r.Op == Dump || r.Op == Check) {
+		err = errors.Join(err, sandbox.RefuseMounts(r.Sandbox))
+	}
+	err = preflight.AsRefusal(err)
 	switch r.Op {
 	case Dump:
 		if err == nil {

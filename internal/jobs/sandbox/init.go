@@ -138,7 +138,7 @@ func furnish(dir string, spec Spec) error {
 	if err := os.WriteFile("/proc/sys/kernel/ns_last_pid", []byte(strconv.Itoa(spec.FirstPID-1)), 0); err != nil {
 		return fmt.Errorf("set the first pid: %w", err)
 	}
-	return nil
+	return recordMounts(dir)
 }
 
 // mountMemory mounts a file system that is as large as this host's memory. Whoever writes there sees
