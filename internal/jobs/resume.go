@@ -10,6 +10,7 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"strconv"
 	"strings"
 	"time"
 
@@ -17,6 +18,7 @@ import (
 
 	"cucriu/hooks/preflight"
 	"cucriu/internal/criuimage"
+	"cucriu/internal/fault"
 	"cucriu/internal/first"
 	"cucriu/internal/guest"
 	"cucriu/internal/jobs/files"
@@ -152,6 +154,9 @@ func (s *starter) resume(ctx context.Context, c store.Checkpoint) error {
 	if err := s.checkNames(c.Dir); err != nil {
 		return err
 	}
+	if err := refuseSurvivors(c.Dir); err != nil {
+		return preflight.AsRefusal(err)
+	}
 	if err := s.replaceOurs(c); err != nil {
 		return preflight.AsRefusal(err)
 	}
@@ -175,7 +180,7 @@ func (s *starter) resume(ctx context.Context, c store.Checkpoint) error {
 	if err := s.newSandbox(ctx, g, sandbox.Spec{Clocks: clocks, FirstPID: first, Root: c.RootPID}); err != nil {
 		return err
 	}
-	restore := inside.Request{Op: inside.Restore, Images: c.Dir, Sandbox: s.sandbox.Dir, Undo: s.undoFile()}
+	restore := inside.Request{Op: inside.Restore, Images: c.Dir, Undo: s.undoFile()}
 	if s.record.Adopted {
 		restore.Output = s.outputPath()
 	}
@@ -196,6 +201,41 @@ func (s *starter) resume(ctx context.Context, c store.Checkpoint) error {
 	s.setRunning()
 	s.tell(Event{Event: EventResumed, Checkpoint: c.Name, Message: fmt.Sprintf("%s resumes from checkpoint %s of %s", s.record.Name, c.Name, age(c))})
 	return s.openRoot()
+}
+
+// refuseSurvivors refuses a checkpoint whose processes still run: those of an adopted job ran in no sandbox, which would
+// have ended them with the root process.
+func refuseSurvivors(images string) error {
+	of, err := inside.ReadStaged(images)
+	if errors.Is(err, os.ErrNotExist) {
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	if boot, err := proc.BootID(); err != nil || of.BootID != boot {
+		return err
+	}
+	var left []string
+	for _, id := range of.Outside {
+		if !id.Alive() {
+			continue
+		}
+		tree, err := proc.Tree(id.PID)
+		if err != nil && !errors.Is(err, proc.ErrGone) {
+			return err
+		}
+		for _, pid := range tree {
+			if number := strconv.Itoa(pid); !slices.Contains(left, number) {
+				left = append(left, number)
+			}
+		}
+	}
+	if len(left) == 0 {
+		return nil
+	}
+	return fault.New(fmt.Sprintf("the job has ended, but its processes %s have not, and would run twice", strings.Join(left, ", ")),
+		"end them first: kill "+strings.Join(left, " "))
 }
 
 // called names a checkpoint, with its age if that is known.

@@ -101,6 +101,35 @@ func TestAJobIsAdopted(t *testing.T) {
 	})
 }
 
+// TestWhatAnAdoptedJobHasLeftIsNoSecondCopy: nothing ends its other processes when its root process is killed.
+func TestWhatAnAdoptedJobHasLeftIsNoSecondCopy(t *testing.T) {
+	testenv.Simulated(t, func(t *testing.T) {
+		w := newCUDAWorld(t)
+		w.command = []string{"sh", "-c", `trap "" HUP; "$@" & wait $!; exit 5`, "sh", w.command[0], "--dir", w.cuda, "--mib", "1"}
+		w.flags = []string{"--every", "0"}
+		pid, ended := w.startsItself()
+		w.ticks(3)
+		r := w.adopts(pid)
+		r.says("is now supervised")
+		w.checkpoint()
+		_ = unix.Kill(pid, unix.SIGKILL)
+		<-ended
+		<-r.done
+		left := testenv.Running("cudawork")
+		if len(left) != 1 {
+			t.Fatalf("processes %v", left)
+		}
+		w.adopts(pid).ends(125, fmt.Sprintf("its processes %d have not, and would run twice: end them first: kill %d", left[0], left[0]))
+		_ = unix.Kill(left[0], unix.SIGKILL)
+		testenv.Eventually(t, testenv.Soon, "it is ended", func() bool { return len(testenv.Running("cudawork")) == 0 })
+		r = w.adopts(pid)
+		r.resumed(w.newest())
+		if out, err := w.host.Cucriu("jobs", "stop", w.dir); err != nil {
+			t.Errorf("%v: %s", err, out)
+		}
+	})
+}
+
 // TestAnAdoptedJobLeavesAtAPreemption with a last checkpoint.
 func TestAnAdoptedJobLeavesAtAPreemption(t *testing.T) {
 	testenv.Simulated(t, func(t *testing.T) {

@@ -154,6 +154,9 @@ func dump(ctx context.Context, hook *hooks.Hook, criu string, r Request) (a Answ
 			if err == nil && r.End { // nobody may be left to do it afterwards, and the image counts from now on
 				err = files.Sync(ctx, dir)
 			}
+			if err == nil && !r.Own {
+				of.Outside, err = identsOf(r.Root)
+			}
 			if err == nil {
 				of.Clocks = a.Clocks
 				err = of.write(dir)
@@ -171,6 +174,16 @@ func dump(ctx context.Context, hook *hooks.Hook, criu string, r Request) (a Answ
 		err = failpoint.Hit(ctx, "jobs.dumped", 0)
 	}
 	return a, err
+}
+
+// identsOf identifies all processes of a job that stands still.
+func identsOf(root int) (all []proc.Ident, err error) {
+	pids, err := proc.Tree(root)
+	for _, pid := range pids {
+		id, idErr := proc.IdentOf(pid)
+		all, err = append(all, id), errors.Join(err, idErr)
+	}
+	return all, err
 }
 
 // requireCommand fails if the command below a job's first process has ended.

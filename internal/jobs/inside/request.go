@@ -12,6 +12,7 @@ import (
 	"cucriu/internal/image"
 	"cucriu/internal/jobs/files"
 	"cucriu/internal/jobs/sandbox"
+	"cucriu/internal/proc"
 )
 
 // Command is the hidden command that serves a request: see [Serve].
@@ -106,6 +107,8 @@ type Staged struct {
 	Clocks sandbox.Clocks `json:"clocks"`
 	// Terminal is criu's name for the job's terminal; empty if it had none.
 	Terminal string `json:"terminal,omitempty"`
+	// Outside are the processes of a job that ran in no sandbox, which does not end them when the root process ends.
+	Outside []proc.Ident `json:"outside,omitempty"`
 }
 
 func (of Staged) write(dir string) error {
