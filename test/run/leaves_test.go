@@ -146,6 +146,29 @@ func TestAJobWhoseCommandEndsWhileItIsStoppedHasFinished(t *testing.T) {
 	})
 }
 
+// TestAProcessOfAPausedJobIsKilled: the others are told when they go on, as at any time.
+func TestAProcessOfAPausedJobIsKilled(t *testing.T) {
+	testenv.Simulated(t, func(t *testing.T) {
+		w := newCUDAWorld(t)
+		w.command = []string{"sh", "-c", `"$@" & wait $!; exit 5`, "sh", w.command[0], "--dir", w.cuda, "--mib", "1"}
+		w.flags = []string{"--every", "0"}
+		r := w.run()
+		w.ticks(3)
+		if out, err := w.host.Cucriu("jobs", "pause", w.dir); err != nil {
+			t.Fatalf("%v: %s", err, out)
+		}
+		victims := testenv.Running("cudawork")
+		if len(victims) != 1 {
+			t.Fatalf("processes %v", victims)
+		}
+		_ = unix.Kill(victims[0], unix.SIGKILL)
+		if out, err := w.host.Cucriu("jobs", "resume", w.dir); err != nil {
+			t.Fatalf("%v: %s", err, out)
+		}
+		r.ends(5)
+	})
+}
+
 // TestAJobThatRunsHereIsNotGivenBack by a supervisor that ends before it has attached to it: another
 // host would take the job over without being asked to.
 func TestAJobThatRunsHereIsNotGivenBack(t *testing.T) {

@@ -95,7 +95,7 @@ func suspendTree(ctx context.Context, hook *hooks.Hook, root int) error {
 	return err
 }
 
-// suspended returns the processes of the sandbox that are suspended.
+// suspended returns the processes of the sandbox that are suspended and live.
 func suspended(hook *hooks.Hook) ([]int, error) {
 	sessions, err := session.Sessions(hook.Config.RunDir)
 	if err != nil {
@@ -104,7 +104,11 @@ func suspended(hook *hooks.Hook) ([]int, error) {
 	var pids []int
 	for _, s := range sessions {
 		if s.Kind == journal.KindSuspend && s.Outcome == "" {
-			pids = append(pids, s.PIDs()...)
+			for _, pid := range s.PIDs() { // those of a job that is paused are not reaped
+				if status, err := proc.ReadStatus(pid); err == nil && !status.Ended {
+					pids = append(pids, pid)
+				}
+			}
 		}
 	}
 	return pids, nil
@@ -166,7 +170,11 @@ func unpause(ctx context.Context, hook *hooks.Hook) error {
 		return err
 	}
 	if len(pids) > 0 {
-		if _, err := checkpoint.Resume(ctx, hook, pids, false); err != nil {
+		if _, err := checkpoint.Resume(ctx, hook, pids, false); errors.Is(err, hooks.ErrEnded) {
+			if left, leftErr := suspended(hook); leftErr != nil || len(left) > 0 {
+				return errors.Join(err, leftErr)
+			} // one was killed meanwhile, of which the rest makes what it does of that at any time
+		} else if err != nil {
 			return err
 		}
 	}
