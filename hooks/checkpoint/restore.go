@@ -123,7 +123,7 @@ func restoreOutcome(s *journal.Session, answered bool) string {
 	case s == nil && !answered:
 		return "" // a tree without CUDA, and nobody looked
 	case s == nil || s.Outcome == journal.OutcomeKilled:
-		return "nothing of the job runs, and the image is unchanged"
+		return "this restore has left nothing running, and the image is unchanged"
 	case s.Outcome == journal.OutcomeRunning:
 		return "the job is restored and runs"
 	case s.Outcome == journal.OutcomeStopped:

@@ -15,7 +15,7 @@ import (
 )
 
 // nothingLeft is said of a restore whose criu has ended, with every process that it may have created.
-const nothingLeft = "nothing of the job runs, and the image is unchanged"
+const nothingLeft = "this restore has left nothing running, and the image is unchanged"
 
 // TreeEnded is said of a restore whose processes we have killed.
 const TreeEnded = "the half-restored processes were ended; the image was not changed"

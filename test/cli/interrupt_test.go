@@ -145,7 +145,7 @@ func TestCtrlCDuringARestore(t *testing.T) {
 		_ = cmd.Wait()
 		const says = "got SIGINT: cancelled at criu's stage "
 		if status := cmd.ProcessState.ExitCode(); status != 128+int(unix.SIGINT) || !strings.Contains(output.String(), says) ||
-			!strings.Contains(output.String(), "; nothing of the job runs, and the image is unchanged\n") {
+			!strings.Contains(output.String(), "; this restore has left nothing running, and the image is unchanged\n") {
 			t.Errorf("exit status %d, want one that says %q\n%s", status, says, output)
 		}
 		testenv.Eventually(t, testenv.Soon, "nothing is left", other.Gone)

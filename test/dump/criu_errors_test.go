@@ -28,7 +28,7 @@ func criuFails(t *testing.T, host *testenv.Host, status int, cause, remedy strin
 	if !strings.HasPrefix(lines[1], "what to do: ") || !strings.Contains(lines[1], remedy) {
 		t.Errorf("the second line does not advise %q:\n%s", remedy, out)
 	}
-	outcome := map[string]string{"dump": "\nthe job keeps running\n", "restore": "\nnothing of the job runs, and the image is unchanged\n"}[args[0]]
+	outcome := map[string]string{"dump": "\nthe job keeps running\n", "restore": "\nthis restore has left nothing running, and the image is unchanged\n"}[args[0]]
 	if status == testenv.StatusFailed && !strings.HasSuffix(out, outcome) {
 		t.Errorf("the error does not end with what became of the job, %q:\n%s", outcome, out)
 	}

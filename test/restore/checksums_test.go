@@ -85,7 +85,7 @@ func TestADamagedImageIsNotRestored(t *testing.T) {
 		}
 		before := contents(t, images)
 		says = testenv.Exits(t, host, 1, "restore", "-D", images)
-		if !strings.Contains(says, damage) || !strings.Contains(says, "nothing of the job runs, and the image is unchanged") {
+		if !strings.Contains(says, damage) || !strings.Contains(says, "this restore has left nothing running, and the image is unchanged") {
 			t.Errorf("restore of a damaged image: %s", says)
 		}
 		testenv.Eventually(t, testenv.Soon, "the half-restored job is gone", job.Gone)
@@ -189,7 +189,7 @@ func TestACopiedCheckpointIsCheckedWithItsOwnChecksums(t *testing.T) {
 		}
 		name, putBack := flipped(t, c.Dir)
 		says := testenv.Exits(t, host, 1, "restore", "-D", c.Dir)
-		if !strings.Contains(says, name+": checksum mismatch") || !strings.Contains(says, "nothing of the job runs") {
+		if !strings.Contains(says, name+": checksum mismatch") || !strings.Contains(says, "this restore has left nothing running") {
 			t.Errorf("restore of a damaged checkpoint: %s", says)
 		}
 		testenv.Eventually(t, testenv.Soon, "the half-restored job is gone", job.Gone)
