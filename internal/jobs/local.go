@@ -331,8 +331,7 @@ func (f *statusFile) noteEvent(e Event) {
 func (f *statusFile) begin(folder string, l Local) error {
 	f.folder = folder
 	f.note(func(now *Local) { *now = l })
-	_, err := os.Stat(filepath.Join(folder, localName))
-	return err
+	return durable.WriteJSON(filepath.Join(folder, localName), l) // later, a full disk stops nobody
 }
 
 // workSince is since when the job has done work that is in no checkpoint.

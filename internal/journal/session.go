@@ -12,9 +12,11 @@ import (
 	"time"
 
 	"github.com/gofrs/flock"
+	"golang.org/x/sys/unix"
 
 	"cucriu/criuutil"
 	"cucriu/internal/durable"
+	"cucriu/internal/fault"
 	"cucriu/internal/proc"
 	"cucriu/internal/timeline"
 )
@@ -46,12 +48,30 @@ func (s *Session) Name() string { return filepath.Base(s.dir) }
 // Dir returns the session's directory.
 func (s *Session) Dir() string { return s.dir }
 
+// leastRoom is what a run directory must have free, in bytes: a session that cannot be written any more tells nobody how
+// it stands.
+const leastRoom = 256 << 10
+
+func requireRoom(runDir string) error {
+	var disk unix.Statfs_t
+	if err := unix.Statfs(runDir, &disk); err != nil {
+		return &os.PathError{Op: "statfs", Path: runDir, Err: err}
+	}
+	if free := disk.Bavail * uint64(disk.Bsize); free < leastRoom && disk.Blocks > 0 { // some file systems do not say
+		return fault.Because(unix.ENOSPC, fmt.Sprintf("the run directory %s has %d KiB free", runDir, free>>10), fmt.Sprintf("free %d KiB there", leastRoom>>10))
+	}
+	return nil
+}
+
 // Create makes the session of a running criu and locks it. A process, a criu and an image directory may
 // be in one open session only. begun is when it began, as time since boot; 0 means now.
 func Create(runDir string, record Record, begun time.Duration) (*Session, error) {
 	s := &Session{Record: record}
 	s.Version = recordVersion
 	if _, err := MakeSessionsDir(runDir); err != nil {
+		return nil, err
+	}
+	if err := requireRoom(runDir); err != nil {
 		return nil, err
 	}
 	creating := flock.New(lockPath(runDir))
