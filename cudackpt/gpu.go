@@ -135,7 +135,7 @@ func listHostGPUs(root string) ([]GPU, error) {
 // notLoaded explains why the driver's part of /proc cannot be read.
 func notLoaded(err error) error {
 	if errors.Is(err, fs.ErrNotExist) {
-		return fmt.Errorf("the NVIDIA kernel driver is not loaded: %w: run modprobe nvidia, or install the driver", err)
+		return fmt.Errorf("the NVIDIA kernel driver is not loaded: %w", err)
 	}
 	return err
 }

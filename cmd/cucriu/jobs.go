@@ -93,7 +93,7 @@ func viewJob(args []string) (v jobView, err error) {
 	for _, name := range args[1:] {
 		at := slices.IndexFunc(all, func(c store.Checkpoint) bool { return c.Name == name })
 		if at < 0 {
-			return v, preflight.AsRefusal(fmt.Errorf("there is no checkpoint %q: cucriu jobs list JOB shows them all", name))
+			return v, preflight.AsRefusal(fmt.Errorf("there is no checkpoint %q: cucriu jobs list %s shows them all", name, args[0]))
 		}
 		v.picked = append(v.picked, all[at])
 	}

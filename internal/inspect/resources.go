@@ -87,7 +87,7 @@ func (r Room) judge(processes []Process) (preflight.Findings, error) {
 	findings, err := stagingFindings(proc.System{}, processes, image)
 	if free := stat.Bfree * uint64(stat.Bsize); need > free && stat.Blocks > 0 { // some file systems do not say how large they are
 		findings = append(findings, preflight.New(preflight.FindingDiskSpace, fmt.Sprintf("the image takes at least %s, but the file system of the image directory has %s free", mib(need), mib(free)),
-			fmt.Sprintf("free %s on it, or dump to another file system", mib(need-free))))
+			fmt.Sprintf("free %s on it, or dump to another file system", mib(need-min(need, free>>20<<20)))))
 	}
 	return findings, err
 }

@@ -122,7 +122,8 @@ func TestThereIsNoSupervisorToAsk(t *testing.T) {
 		StateUnattended: "run the same cucriu run command again to resume supervision",
 		StateFinished:   "has finished",
 		StateStopped:    "was stopped with cucriu jobs stop, and does not run: to resume it, cucriu run --dir /D",
-		StateGone:       "does not run on this host",
+		StateGone:       "does not run: killed: to resume it, cucriu run --dir /D",
+		StateEnded:      "does not run: ended: to resume it, cucriu run --dir /D",
 		"":              "does not run on this host",
 	} {
 		_, err := Ask(t.Context(), runDir, Local{Name: "train", Dir: "/D", State: state}, Request{Op: life.AskPause}, nil)

@@ -58,7 +58,7 @@ func (s *checkpointer) checkpoint(ctx context.Context, reason string) (store.Che
 		c, err = s.makeCheckpoint(ctx, reason, false)
 	}
 	if err != nil {
-		if errors.Is(err, unix.ENOSPC) {
+		if all, _ := s.store.Checkpoints(); errors.Is(err, unix.ENOSPC) && len(all) > 1 {
 			err = fmt.Errorf("%w; cucriu jobs prune %s --keep 1 removes older checkpoints", err, s.name)
 		}
 		s.tell(Event{Event: EventFailed, Message: fmt.Sprintf("no checkpoint: %v", err)})
@@ -211,7 +211,7 @@ func (s *checkpointer) checkpointBy(ctx context.Context, base, reason string, en
 		if answered := new(insideError); !errors.As(err, &answered) && ctx.Err() == nil {
 			// Whoever was to bring the job back may have been killed with it. Its memory may be in the image alone. A job
 			// that has ended, and its sandbox with it, needs nothing any more.
-			if _, backErr := s.ask(ctx, inside.Request{Op: inside.Recover, Root: of.Root, Sandbox: s.sandbox.Dir}); backErr != nil && s.sandbox.Alive() {
+			if _, backErr := s.ask(ctx, inside.Request{Op: inside.Recover, Root: of.Root}); backErr != nil && s.sandbox.Alive() {
 				keep, err = true, errors.Join(err, backErr)
 			}
 		}

@@ -263,6 +263,9 @@ func (s *core) pause(ctx context.Context) (bool, error) {
 // unpause resumes a paused job.
 func (s *core) unpause(ctx context.Context) error {
 	if _, err := s.ask(ctx, inside.Request{Op: inside.Unpause, Root: s.sandbox.Root}); err != nil {
+		if s.isExiting() {
+			return fmt.Errorf("%s has ended in its pause, or as soon as it was resumed: %w", s.record.Name, err)
+		}
 		return fmt.Errorf("%s could not be resumed, and is still paused: %w", s.record.Name, err)
 	}
 	s.tell(Event{Event: EventUnpaused, Message: s.record.Name + " was resumed after its pause"})

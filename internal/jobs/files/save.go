@@ -14,6 +14,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"cucriu/internal/fault"
 	"cucriu/internal/units"
 )
 
@@ -76,7 +77,7 @@ func (s *survey) find(ctx context.Context, root int) error {
 			return fmt.Errorf("%v: %w", name(dir), err)
 		}
 	}
-	if err := checkLimit("the job's own directories", cmp.Or(s.TreeLimit, DefaultTreeLimit), s.transfers); err != nil {
+	if err := checkLimit("the job's own directories", cmp.Or(s.TreeLimit, DefaultTreeLimit), s.transfers, "let the job keep less there"); err != nil {
 		return err
 	}
 	own := len(s.transfers)
@@ -93,11 +94,11 @@ func (s *survey) find(ctx context.Context, root int) error {
 	if s.Elsewhere {
 		what = "the files that move with the job"
 	}
-	return checkLimit(what, cmp.Or(s.Limit, DefaultLimit), s.transfers[own:])
+	return checkLimit(what, cmp.Or(s.Limit, DefaultLimit), s.transfers[own:], "start or resume the job with a larger --files-limit, or let it open the file for appending")
 }
 
 // checkLimit refuses files that are too large, and names the largest.
-func checkLimit(what string, limit int64, files []transfer) error {
+func checkLimit(what string, limit int64, files []transfer, remedy string) error {
 	sum := bytesOf(files)
 	if sum <= limit {
 		return nil
@@ -108,7 +109,7 @@ func checkLimit(what string, limit int64, files []transfer) error {
 	for _, f := range files[:min(3, len(files))] {
 		named = append(named, fmt.Sprintf("%v (%s%s)", f.name, units.Size(f.content.length()), f.by))
 	}
-	return fmt.Errorf("%s hold %s, which is more than the limit of %s: the largest is %s", what, units.Size(sum), units.Size(limit), strings.Join(named, ", then "))
+	return fault.New(fmt.Sprintf("%s hold %s, which is more than the limit of %s: the largest is %s", what, units.Size(sum), units.Size(limit), strings.Join(named, ", then ")), remedy)
 }
 
 // add adds a file that the tree has open.

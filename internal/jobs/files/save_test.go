@@ -148,7 +148,7 @@ func TestALimitIsRefusedByNameBeforeAnythingIsCopied(t *testing.T) {
 	small := write(t, filepath.Join(dir, "small"), strings.Repeat("x", 1<<20))
 	root := startJob(t, order{Path: name(large), Flags: unix.O_WRONLY}, order{Path: name(small), Flags: unix.O_WRONLY})
 	want := fmt.Sprintf("the files that the job has open for writing hold 4.0 MiB, which is more than the limit of 2.0 MiB: the largest is "+
-		"%s (3.0 MiB, written by process %d, files.test), then %s (1.0 MiB, written by process %d, files.test)", large, root, small, root)
+		"%s (3.0 MiB, written by process %d, files.test), then %s (1.0 MiB, written by process %d, files.test): start or resume the job with a larger --files-limit, or let it open the file for appending", large, root, small, root)
 	o := Options{Limit: 2 << 20}
 	checkpoint := t.TempDir()
 	err := Save(t.Context(), root, checkpoint, o)

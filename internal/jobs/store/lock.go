@@ -20,7 +20,7 @@ func ownedBy(owner Owner, err error) error {
 	if err != nil {
 		meaning = fmt.Sprintf("its owner is unknown: %v", err)
 	}
-	return fault.Because(err, meaning, "make sure that the job no longer runs there, and take over the directory with --takeover")
+	return fault.Because(err, meaning, "make sure that the job no longer runs there, and take over the directory with cucriu run --dir DIR --takeover")
 }
 
 // acquire makes this process the owner of the store.

@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"cucriu/internal/durable"
+	"cucriu/internal/fault"
 	"cucriu/internal/proc"
 )
 
@@ -128,7 +129,7 @@ func (s *Store) Fenced() error {
 	case err != nil:
 		return fmt.Errorf("job directory %s: cannot tell who owns it: %w", s.dir, err)
 	case now.Generation == 0:
-		return fmt.Errorf("job directory %s: %s was removed", s.dir, ownerName)
+		return fault.New(fmt.Sprintf("job directory %s: %s was removed", s.dir, ownerName), "bring the directory back as it was")
 	case now.Generation < s.owner.Generation && (now.Released || now.onHostOf(s.owner)):
 		return fmt.Errorf("job directory %s: it was replaced by an earlier copy (%s has generation %d, not %d): restore the right one", s.dir, ownerName, now.Generation, s.owner.Generation)
 	case now.Generation != s.owner.Generation || now.Token != s.owner.Token:
