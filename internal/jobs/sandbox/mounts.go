@@ -75,6 +75,9 @@ func unlike(all, others []mount) (points []string) {
 }
 
 func (m mount) isAutomatic(parent mount) bool {
+	if strings.Contains(m.Point, "/.criu.") {
+		return true // of a criu that was killed
+	}
 	switch m.Type {
 	case "nfs", "nfs4", "cifs", "smb3", "afs":
 		return m.Type == parent.Type
