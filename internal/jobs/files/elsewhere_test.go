@@ -43,7 +43,7 @@ func TestWhatGoesElsewhereHasALimit(t *testing.T) {
 	large := write(t, filepath.Join(tempDir(t), "large"), strings.Repeat("x", 3<<20))
 	root := startJob(t, jobFile(large, unix.O_RDONLY))
 	err := Foresee(t.Context(), root, Options{Elsewhere: true, Also: map[string]uint64{large: inodeAt(t, large)}, Limit: 2 << 20})
-	want := "the files that move with the job hold 3.0 MiB, which is more than the limit of 2.0 MiB: the largest is " + large + " (3.0 MiB)"
+	want := "the files that move with the job hold 3.0 MiB, which is more than the limit of 2.0 MiB: the largest is " + large + " (3.0 MiB): let it have the largest on a file system that both hosts have mounted"
 	if err == nil || err.Error() != want {
 		t.Errorf("%v, want %s", err, want)
 	}

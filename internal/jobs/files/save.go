@@ -90,11 +90,11 @@ func (s *survey) find(ctx context.Context, root int) error {
 			return err
 		}
 	}
-	what := "the files that the job has open for writing"
+	what, remedy := "the files that the job has open for writing", "start or resume the job with a larger --files-limit, or let it open the file for appending"
 	if s.Elsewhere {
-		what = "the files that move with the job"
+		what, remedy = "the files that move with the job", "let it have the largest on a file system that both hosts have mounted"
 	}
-	return checkLimit(what, cmp.Or(s.Limit, DefaultLimit), s.transfers[own:], "start or resume the job with a larger --files-limit, or let it open the file for appending")
+	return checkLimit(what, cmp.Or(s.Limit, DefaultLimit), s.transfers[own:], remedy)
 }
 
 // checkLimit refuses files that are too large, and names the largest.
