@@ -106,7 +106,7 @@ func TestWhatAnAdoptedJobHasLeftIsNoSecondCopy(t *testing.T) {
 	testenv.Simulated(t, func(t *testing.T) {
 		w := newCUDAWorld(t)
 		w.command = []string{"sh", "-c", `trap "" HUP; "$@" & wait $!; exit 5`, "sh", w.command[0], "--dir", w.cuda, "--mib", "1"}
-		w.flags = []string{"--every", "0"}
+		w.flags = []string{"--every", "0", "--probe=off"} // a trial would be a second one
 		pid, ended := w.startsItself()
 		w.ticks(3)
 		r := w.adopts(pid)

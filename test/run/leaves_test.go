@@ -150,8 +150,8 @@ func TestAJobWhoseCommandEndsWhileItIsStoppedHasFinished(t *testing.T) {
 func TestAProcessOfAPausedJobIsKilled(t *testing.T) {
 	testenv.Simulated(t, func(t *testing.T) {
 		w := newCUDAWorld(t)
-		w.command = []string{"sh", "-c", `"$@" & wait $!; exit 5`, "sh", w.command[0], "--dir", w.cuda, "--mib", "1"}
-		w.flags = []string{"--every", "0"}
+		w.command = []string{"sh", "-c", `"$@" & wait $!; until [ -e "$3/stop" ]; do sleep 0.1; done; exit 5`, "sh", w.command[0], "--dir", w.cuda, "--mib", "1"}
+		w.flags = []string{"--every", "0", "--probe=off"} // a trial would be a second one
 		r := w.run()
 		w.ticks(3)
 		if out, err := w.host.Cucriu("jobs", "pause", w.dir); err != nil {
@@ -165,6 +165,7 @@ func TestAProcessOfAPausedJobIsKilled(t *testing.T) {
 		if out, err := w.host.Cucriu("jobs", "resume", w.dir); err != nil {
 			t.Fatalf("%v: %s", err, out)
 		}
+		w.stop(0)
 		r.ends(5)
 	})
 }
