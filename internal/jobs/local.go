@@ -289,16 +289,19 @@ type statusFile struct {
 }
 
 // note changes what the host knows of the job. A full disk does not stop a job.
-func (f *statusFile) note(change func(*Local)) {
+func (f *statusFile) note(change func(*Local)) { _ = f.write(change) }
+
+func (f *statusFile) write(change func(*Local)) (err error) {
 	f.mutex.Lock()
 	defer f.mutex.Unlock()
 	change(&f.now)
 	if f.folder != "" {
-		_ = durable.WriteJSON(filepath.Join(f.folder, localName), f.now)
+		err = durable.WriteJSON(filepath.Join(f.folder, localName), f.now)
 	}
 	if f.shown != nil {
 		f.shown(f.now)
 	}
+	return err
 }
 
 func (f *statusFile) is(state State) { f.note(func(l *Local) { l.State = state }) }
@@ -330,8 +333,7 @@ func (f *statusFile) noteEvent(e Event) {
 // begin makes the job known in its folder of the run directory.
 func (f *statusFile) begin(folder string, l Local) error {
 	f.folder = folder
-	f.note(func(now *Local) { *now = l })
-	return durable.WriteJSON(filepath.Join(folder, localName), l) // later, a full disk stops nobody
+	return f.write(func(now *Local) { *now = l })
 }
 
 // workSince is since when the job has done work that is in no checkpoint.

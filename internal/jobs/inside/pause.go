@@ -170,11 +170,13 @@ func unpause(ctx context.Context, hook *hooks.Hook) error {
 		return err
 	}
 	if len(pids) > 0 {
-		if _, err := checkpoint.Resume(ctx, hook, pids, false); errors.Is(err, hooks.ErrEnded) {
-			if left, leftErr := suspended(hook); leftErr != nil || len(left) > 0 {
-				return errors.Join(err, leftErr)
-			} // one was killed meanwhile, of which the rest makes what it does of that at any time
-		} else if err != nil {
+		_, err := checkpoint.Resume(ctx, hook, pids, false)
+		if errors.Is(err, hooks.ErrEnded) { // one was killed meanwhile: the others are told when they go on
+			if left, leftErr := suspended(hook); leftErr == nil && len(left) == 0 {
+				err = nil
+			}
+		}
+		if err != nil {
 			return err
 		}
 	}
