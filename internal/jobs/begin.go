@@ -68,10 +68,13 @@ func (s *starter) begin(ctx, told context.Context) error {
 	if told.Err() != nil {
 		return context.Cause(told)
 	}
-	if len(all) == 0 && s.record.Adopted {
-		return s.adopt(ctx)
-	}
 	if len(all) == 0 {
+		if err := CheckMade(s.Dir); err != nil {
+			return err
+		}
+		if s.record.Adopted {
+			return s.adopt(ctx)
+		}
 		return s.start(ctx)
 	}
 	return s.resumeNewest(told, all)

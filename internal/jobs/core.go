@@ -164,6 +164,10 @@ func (s *core) sayNext() error {
 		return err
 	}
 	if len(all) == 0 && s.staged == "" {
+		if err := CheckMade(s.Dir); err != nil {
+			s.say(err.Error())
+			return nil
+		}
 		s.say(fmt.Sprintf("there is no checkpoint: what the job has done since %s is lost, and the same command starts it from the beginning", s.record.Begun.Local().Format(time.DateTime)))
 	} else {
 		s.say(s.resumesFrom(all))
@@ -236,6 +240,27 @@ func (s *core) tellEnded(exit sandbox.Exit, more string) {
 
 // age says when a checkpoint was made.
 func age(c store.Checkpoint) string { return c.CreatedAt.Local().Format(time.DateTime) }
+
+// tellRemoved tells that somebody has removed the newest checkpoint of a job that runs.
+func (s *core) tellRemoved() {
+	newest := s.status.newest()
+	if newest == nil {
+		return
+	}
+	if _, err := os.Lstat(filepath.Join(s.Dir, store.CheckpointsDir, newest.Name)); !errors.Is(err, fs.ErrNotExist) {
+		return
+	}
+	all, err := s.store.Checkpoints()
+	if err != nil {
+		return
+	}
+	next, since, left := newestOf(all), s.record.Begun, "there is no other"
+	if next != nil {
+		since, left = next.At, "the newest one is now "+next.Name
+	}
+	s.status.note(func(l *Local) { l.Checkpoint, l.WorkSince = next, since })
+	s.tell(Event{Event: EventFailed, Message: fmt.Sprintf("%s, and %s: to make one, cucriu jobs checkpoint %s", missing(s.Dir, *newest), left, s.name)})
+}
 
 // newestOf returns the newest checkpoint that is neither damaged nor given up; nil if there is none.
 func newestOf(all []store.Checkpoint) *Made {

@@ -37,7 +37,7 @@ const (
 	StateStopped    State = "stopped by user"
 	StateFinished   State = "finished" // with exit status 0
 	StateEnded      State = "ended"    // with another one
-	StateDamaged    State = "damaged"  // none of its checkpoints can be used, or its record cannot be read
+	StateDamaged    State = "damaged"  // none of its checkpoints can be used or is there, or its record cannot be read
 	StateFailed     State = "failed"   // it could not be started or resumed
 	StateMoving     State = "moving"   // it was ended here while it moves to another host
 	StateMoved      State = "moved"    // to another host
@@ -155,7 +155,14 @@ func (l *Local) settle() {
 	if err != nil {
 		return
 	}
-	if all, err := view.Checkpoints(); err == nil && len(all) > 0 && !slices.ContainsFunc(all, func(c store.Checkpoint) bool { return !c.Damaged() }) {
+	all, err := view.Checkpoints()
+	if err != nil {
+		return
+	}
+	l.Checkpoint = newestOf(all)
+	if err := CheckMade(l.Dir); err != nil {
+		l.State, l.Failure = StateDamaged, &Failure{At: time.Now(), Message: err.Error()}
+	} else if len(all) > 0 && !slices.ContainsFunc(all, func(c store.Checkpoint) bool { return !c.Damaged() }) {
 		l.State = StateDamaged
 	}
 }
@@ -334,6 +341,13 @@ func (f *statusFile) noteEvent(e Event) {
 func (f *statusFile) begin(folder string, l Local) error {
 	f.folder = folder
 	return f.write(func(now *Local) { *now = l })
+}
+
+// newest is the newest checkpoint; nil if there is none.
+func (f *statusFile) newest() *Made {
+	f.mutex.Lock()
+	defer f.mutex.Unlock()
+	return f.now.Checkpoint
 }
 
 // workSince is since when the job has done work that is in no checkpoint.

@@ -14,6 +14,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"cucriu/hooks/preflight"
 	"cucriu/internal/durable"
 	"cucriu/internal/fault"
 	"cucriu/internal/first"
@@ -21,6 +22,7 @@ import (
 	"cucriu/internal/jobs/job"
 	"cucriu/internal/jobs/sandbox"
 	"cucriu/internal/jobs/store"
+	"cucriu/internal/proc"
 )
 
 const recordName = job.RecordName // in the directory of the job
@@ -148,21 +150,41 @@ func CheckRecord(dir string) error {
 	return err
 }
 
-// CheckMade fails if a job has made a checkpoint, by the log of its events, and the folder of all its
-// checkpoints is missing. The folder is there, though empty, where they were removed one by one.
+// CheckMade fails if a job has made a checkpoint, by the log of its events, and has none: they were removed, or are on
+// a disk that is not mounted. Started anew, the job would lose its work without a word.
 func CheckMade(dir string) error {
-	folder := filepath.Join(dir, store.CheckpointsDir)
 	r, err := loadRecord(filepath.Join(dir, recordName))
-	if _, missing := os.Lstat(folder); err != nil || !errors.Is(missing, fs.ErrNotExist) {
+	if err != nil {
 		return nil // which others tell
 	}
+	view, err := store.View(dir)
+	if err != nil {
+		return nil
+	}
+	if all, err := view.Checkpoints(); err != nil || len(all) > 0 {
+		return nil
+	}
+	made := lastMade(dir, r.Begun)
+	if made.Name == "" {
+		return nil
+	}
+	return preflight.AsRefusal(fault.New(missing(dir, made), "bring it back, or mount the disk that it is on; to start the job from the beginning, first cucriu jobs rm "+dir))
+}
+
+// lastMade is the newest checkpoint that the log of a job's events tells of.
+func lastMade(dir string, begun time.Time) (made Made) {
 	data, _ := os.ReadFile(filepath.Join(dir, eventsName)) // a full disk may have prevented it
 	for line := range bytes.Lines(data) {
-		if e := (Event{}); json.Unmarshal(line, &e) == nil && e.Event == EventCheckpoint && e.At.After(r.Begun) {
-			err = fmt.Errorf("checkpoint %s of %s is recorded, but %s is missing: bring it back, or remove the job with cucriu jobs rm", e.Checkpoint, e.At.Local().Format(time.DateTime), folder)
+		if e := (Event{}); json.Unmarshal(line, &e) == nil && e.Event == EventCheckpoint && e.At.After(begun) {
+			made = Made{Name: e.Checkpoint, At: e.At}
 		}
 	}
-	return err
+	return made
+}
+
+// missing says that a checkpoint that was made is not there.
+func missing(dir string, made Made) string {
+	return fmt.Sprintf("checkpoint %s of %s is recorded, but %s is missing", proc.Printable(made.Name), made.At.Local().Format(time.DateTime), filepath.Join(dir, store.CheckpointsDir, made.Name))
 }
 
 // isSame reports whether two paths lead to one directory.

@@ -1,11 +1,15 @@
 package jobs
 
 import (
+	"bytes"
 	"os"
 	"path/filepath"
 	"strings"
 	"testing"
+	"time"
 
+	"cucriu/hooks/preflight"
+	"cucriu/internal/jobs/store"
 	"cucriu/internal/testenv"
 )
 
@@ -29,4 +33,50 @@ func TestTheRemedyForAnotherCommand(t *testing.T) {
 		t.Fatal(err)
 	}
 	says(goOn)
+}
+
+// TestAJobWhoseCheckpointsWereRemovedByHand is not started anew, and a job that runs does not count them any more.
+func TestAJobWhoseCheckpointsWereRemovedByHand(t *testing.T) {
+	dir := t.TempDir()
+	if err := os.Chmod(dir, 0o700); err != nil {
+		t.Fatal(err)
+	}
+	s, err := store.Open(dir, store.OpenOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer s.Close()
+	begun := time.Now().Add(-time.Hour)
+	r := record{Version: recordVersion, Name: "train", Dir: dir, Command: []string{"true"}, Begun: begun}
+	if err := r.write(dir); err != nil {
+		t.Fatal(err)
+	}
+	if err := CheckMade(dir); err != nil {
+		t.Errorf("before a checkpoint was made: %v", err)
+	}
+	said := new(bytes.Buffer)
+	c := &core{reporter: &reporter{dir: dir, messages: said, name: "train"}, Options: Options{Dir: dir}, record: r, store: s}
+	c.tell(Event{Event: EventCheckpoint, Checkpoint: "000002"})
+	c.tellRemoved()
+	c.tellRemoved() // it is told once
+	gone := filepath.Join(dir, "checkpoints", "000002") + " is missing"
+	if n := strings.Count(said.String(), gone+", and there is no other: to make one, cucriu jobs checkpoint train"); n != 1 {
+		t.Errorf("the supervisor says it %d times: %s", n, said)
+	}
+	if now := c.status.now; now.Checkpoint != nil || !now.WorkSince.Equal(begun) {
+		t.Errorf("jobs list shows %+v", now)
+	}
+	if err := CheckMade(dir); err == nil || !preflight.Refused(err) || !strings.Contains(err.Error(), gone) {
+		t.Errorf("the next start says %v", err)
+	}
+	l := Local{Dir: dir, Checkpoint: &Made{Name: "000002"}}
+	if l.settle(); l.Checkpoint != nil || l.State != StateDamaged {
+		t.Errorf("of the job that does not run, jobs list shows %+v", l)
+	}
+	if err := os.Mkdir(filepath.Join(dir, "checkpoints", "000001"), 0o700); err != nil {
+		t.Fatal(err)
+	}
+	if err := CheckMade(dir); err != nil {
+		t.Errorf("with an older checkpoint: %v", err)
+	}
 }

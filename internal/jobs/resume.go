@@ -37,6 +37,9 @@ func (s *starter) resumeNewest(ctx context.Context, all []store.Checkpoint) erro
 	if err != nil {
 		return err
 	}
+	if made := lastMade(s.Dir, s.record.Begun); (store.Checkpoint{Name: made.Name}).Number() > all[len(all)-1].Number() {
+		s.say(missing(s.Dir, made) + ": " + s.record.Name + " resumes from an older one")
+	}
 	all = inTurn(all)
 	failed := make(map[string]error)
 	for i, c := range all {
@@ -89,10 +92,16 @@ func (s *starter) mayReturnTo() (host string, err error) {
 
 // LostRemedy says what to do about a job all of whose checkpoints are damaged.
 func LostRemedy(name, dir string) string {
-	if staged, _ := entries(filepath.Join(dir, "staged"), ""); len(staged) > 0 {
+	if hasStaged(dir) {
 		return "cucriu run makes another one if its last supervisor has left an image"
 	}
 	return "restore one from a copy; or cucriu jobs rm " + name + " --yes removes the job, then cucriu run starts it anew"
+}
+
+// hasStaged reports whether there may be an image that is not a checkpoint yet.
+func hasStaged(dir string) bool {
+	staged, _ := entries(filepath.Join(dir, "staged"), "")
+	return len(staged) > 0
 }
 
 // resumeTwice tries a checkpoint a second time if it is not known to be damaged: to take the

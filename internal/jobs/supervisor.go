@@ -90,7 +90,7 @@ func Run(ctx context.Context, hook *hooks.Hook, o Options, signals *job.Signals)
 	if c.record.Finished != nil {
 		return c.sayFinished(), nil
 	}
-	if err := CheckMade(o.Dir); err != nil && !c.runsOn {
+	if err := CheckMade(o.Dir); err != nil && !c.runsOn && !hasStaged(o.Dir) { // else begin looks what became of that
 		return 0, err
 	}
 	if o.User != "" {
@@ -263,7 +263,9 @@ func (s *supervisor) lookAround() event {
 	if s.life.Idle() {
 		_ = s.sandbox.SetRunning() // if it could not be recorded before, which was told
 		e.err = s.store.Fenced()
-		e.Fenced = errors.Is(e.err, store.ErrFenced)
+		if e.Fenced = errors.Is(e.err, store.ErrFenced); !e.Fenced {
+			s.tellRemoved()
+		}
 	}
 	e.Exiting = s.life.Phase == life.Running && s.life.Doing != life.EndSandbox && s.root != nil && s.root.Exiting()
 	return e

@@ -43,9 +43,17 @@ func TestAJobWhoseCheckpointsAreMissingIsNotStartedAnew(t *testing.T) {
 		away := filepath.Join(t.TempDir(), "away")
 		rename(t, filepath.Join(w.dir, "checkpoints"), away)
 		before := tree(t, w.dir)
-		w.run().ends(125, "checkpoint 000001 of ", "is recorded, but "+w.dir+"/checkpoints is missing: bring it back, or remove the job with cucriu jobs rm")
+		says := "is recorded, but " + w.dir + "/checkpoints/000001 is missing: bring it back"
+		w.run().ends(125, "checkpoint 000001 of ", says, "first cucriu jobs rm "+w.dir)
 		if after := tree(t, w.dir); after != before {
 			t.Errorf("%s was\n%s\nand is\n%s", w.dir, before, after)
+		}
+		if err := os.Mkdir(filepath.Join(w.dir, "checkpoints"), 0o700); err != nil { // as where a disk is not mounted
+			t.Fatal(err)
+		}
+		w.run().ends(125, says)
+		if err := os.Remove(filepath.Join(w.dir, "checkpoints")); err != nil {
+			t.Fatal(err)
 		}
 		rename(t, away, filepath.Join(w.dir, "checkpoints"))
 		w.finish(w.goesOn("000001"))
