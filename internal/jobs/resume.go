@@ -222,26 +222,13 @@ func refuseSurvivors(images string) error {
 	if err != nil {
 		return err
 	}
-	if boot, err := proc.BootID(); err != nil || of.BootID != boot {
+	pids, err := of.Survivors()
+	if err != nil || len(pids) == 0 {
 		return err
 	}
-	var left []string
-	for _, id := range of.Outside {
-		if !id.Alive() {
-			continue
-		}
-		tree, err := proc.Tree(id.PID)
-		if err != nil && !errors.Is(err, proc.ErrGone) {
-			return err
-		}
-		for _, pid := range tree {
-			if number := strconv.Itoa(pid); !slices.Contains(left, number) {
-				left = append(left, number)
-			}
-		}
-	}
-	if len(left) == 0 {
-		return nil
+	left := make([]string, len(pids))
+	for i, pid := range pids {
+		left[i] = strconv.Itoa(pid)
 	}
 	return fault.New(fmt.Sprintf("the job has ended, but its processes %s have not, and would run twice", strings.Join(left, ", ")),
 		"end them first: kill "+strings.Join(left, " "))

@@ -79,6 +79,15 @@ func (h *Hierarchies) each(pid int, controller string, do func(dir string, v1, r
 	return nil
 }
 
+// ControlGroups are the control groups of a process, in all hierarchies, as the kernel names them.
+func ControlGroups(pid int) (string, error) {
+	text, err := ReadText(fmt.Sprintf("/proc/%d/cgroup", pid))
+	if err != nil {
+		return "", GoneOr(pid, err)
+	}
+	return string(text), nil
+}
+
 // Freezer is a control group that can freeze its processes.
 type Freezer struct {
 	Dir string `json:"dir"`

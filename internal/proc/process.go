@@ -40,6 +40,13 @@ func (id Ident) Alive() bool {
 	return !errors.Is(err, ErrGone)
 }
 
+// BeganAfter reports whether the process began after a time on the caller's boot clock, or in the same clock tick.
+func (id Ident) BeganAfter(boottime time.Duration) (bool, error) {
+	const tick = time.Second / 100 // USER_HZ
+	offset, err := boottimeTicks()
+	return id.StartTime >= uint64(int64(boottime/tick)-offset), err
+}
+
 // Process is a process held by a pidfd. A signal sent through it reaches this process or
 // none, even if its pid is reused.
 type Process struct {

@@ -130,6 +130,42 @@ func TestWhatAnAdoptedJobHasLeftIsNoSecondCopy(t *testing.T) {
 	})
 }
 
+// TestWhatLeavesAnAdoptedJob because its parent ends: what had left before a checkpoint is named, and no part of it; what
+// began and left after it would run twice.
+func TestWhatLeavesAnAdoptedJob(t *testing.T) {
+	testenv.Simulated(t, func(t *testing.T) {
+		w := newCUDAWorld(t)
+		w.flags = []string{"--every", "0", "--probe=off"}
+		script := `trap "" HUP; exec </dev/null; (sleep 3001 &); (until [ -e go ]; do sleep 0.1; done; sleep 3002 &) & true & exec "$@"`
+		cmd := w.host.Command("sh", append([]string{"-c", script, "sh"}, w.command...)...)
+		cmd.Dir, cmd.SysProcAttr = w.work, &syscall.SysProcAttr{Setsid: true}
+		cmd.Stdout = create(t, filepath.Join(w.work, "output"))
+		must(t, cmd.Start())
+		w.ticks(3)
+		r := w.adopts(cmd.Process.Pid)
+		r.says("is now supervised")
+		w.checkpoint()
+		r.says("has left the tree of process")
+		testenv.WriteFile(t, filepath.Join(w.work, "go"), "")
+		sleeper := func(seconds string) (found []int) {
+			return slices.DeleteFunc(testenv.Running("sleep"), func(pid int) bool { return testenv.CommandLine(pid)[1] != seconds })
+		}
+		r.awaits("its process has started another one", func() bool { return len(sleeper("3002")) == 1 })
+		_ = cmd.Process.Kill()
+		_ = cmd.Wait()
+		<-r.done
+		late := sleeper("3002")
+		w.adopts(cmd.Process.Pid).ends(125, fmt.Sprintf("its processes %d have not, and would run twice", late[0]))
+		_ = unix.Kill(late[0], unix.SIGKILL)
+		w.flags = nil
+		w.adopts(cmd.Process.Pid).resumed(w.newest()) // the other one is no second copy
+		if out, err := w.host.Cucriu("jobs", "stop", w.dir); err != nil {
+			t.Errorf("%v: %s", err, out)
+		}
+		_ = unix.Kill(sleeper("3001")[0], unix.SIGKILL)
+	})
+}
+
 // TestAnAdoptedJobLeavesAtAPreemption with a last checkpoint.
 func TestAnAdoptedJobLeavesAtAPreemption(t *testing.T) {
 	testenv.Simulated(t, func(t *testing.T) {

@@ -10,6 +10,7 @@ import (
 	"math"
 	"os"
 	"path/filepath"
+	"slices"
 	"time"
 
 	"github.com/checkpoint-restore/go-criu/v7/rpc"
@@ -155,7 +156,7 @@ func dump(ctx context.Context, hook *hooks.Hook, criu string, r Request) (a Answ
 				err = files.Sync(ctx, dir)
 			}
 			if err == nil && !r.Own {
-				of.Outside, err = identsOf(r.Root)
+				err = of.identify(r.Root)
 			}
 			if err == nil {
 				of.Clocks = a.Clocks
@@ -176,14 +177,38 @@ func dump(ctx context.Context, hook *hooks.Hook, criu string, r Request) (a Answ
 	return a, err
 }
 
-// identsOf identifies all processes of a job that stands still.
-func identsOf(root int) (all []proc.Ident, err error) {
-	pids, err := proc.Tree(root)
-	for _, pid := range pids {
-		id, idErr := proc.IdentOf(pid)
-		all, err = append(all, id), errors.Join(err, idErr)
+// identify records the processes of a job that runs in no sandbox, and stands still.
+func (of *Staged) identify(root int) error {
+	tree, err := proc.Tree(root)
+	if err != nil {
+		return err
 	}
-	return all, err
+	for _, pid := range tree {
+		id, err := proc.IdentOf(pid)
+		if errors.Is(err, proc.ErrGone) {
+			continue // its parent has yet to reap it
+		}
+		if err != nil {
+			return err
+		}
+		of.Outside = append(of.Outside, id)
+	}
+	groups, err := proc.ControlGroups(root)
+	if err != nil {
+		return err
+	}
+	all, err := proc.All()
+	if err != nil {
+		return err
+	}
+	isShared := slices.ContainsFunc(all, func(pid int) bool {
+		others, _ := proc.ControlGroups(pid) // it may have ended
+		return others == groups && !slices.Contains(tree, pid)
+	})
+	if !isShared {
+		of.OutsideGroups = groups
+	}
+	return nil
 }
 
 // requireCommand fails if the command below a job's first process has ended.

@@ -4,8 +4,13 @@
 package inside
 
 import (
+	"errors"
+	"os"
 	"path/filepath"
+	"slices"
 	"time"
+
+	"golang.org/x/sys/unix"
 
 	"cucriu/hooks/checkpoint"
 	"cucriu/internal/durable"
@@ -109,6 +114,62 @@ type Staged struct {
 	Terminal string `json:"terminal,omitempty"`
 	// Outside are the processes of a job that ran in no sandbox, which does not end them when the root process ends.
 	Outside []proc.Ident `json:"outside,omitempty"`
+	// OutsideGroups are the control groups of their root process; empty if others were in them, too.
+	OutsideGroups string `json:"outside_groups,omitempty"`
+}
+
+// Survivors returns the processes of a job that ran in no sandbox which live, although its root process may not: those
+// that the image has, and those that began after it and whose parents may have ended. These stay in their session and
+// process group, which no other process can get while its leader was the job's, and in their control groups.
+func (of Staged) Survivors() (pids []int, err error) {
+	if boot, err := proc.BootID(); err != nil || of.BootID != boot || len(of.Outside) == 0 {
+		return nil, err
+	}
+	all, err := proc.All()
+	if err != nil {
+		return nil, err
+	}
+	own, err := proc.ControlGroups(os.Getpid())
+	if err != nil {
+		return nil, err
+	}
+	var roots []int
+	leaders := make(map[int]bool) // by pid
+	for _, id := range of.Outside {
+		now, err := proc.IdentOf(id.PID)
+		leaders[id.PID] = err != nil || now == id // another process with its pid leads what has its number
+		if id.Alive() {
+			roots = append(roots, id.PID)
+		}
+	}
+	for _, pid := range all {
+		session, _ := unix.Getsid(pid) // it may have ended
+		group, _ := unix.Getpgid(pid)
+		in, _ := proc.ControlGroups(pid)
+		if !leaders[session] && !leaders[group] && (of.OutsideGroups == "" || in != of.OutsideGroups || in == own) {
+			continue
+		}
+		id, err := proc.IdentOf(pid)
+		if err != nil { // it has ended
+			continue
+		}
+		isLater, err := id.BeganAfter(of.Clocks.Boottime)
+		if err != nil {
+			return nil, err
+		}
+		if isLater && id.Alive() {
+			roots = append(roots, pid)
+		}
+	}
+	for _, root := range roots {
+		tree, err := proc.Tree(root)
+		if err != nil && !errors.Is(err, proc.ErrGone) {
+			return nil, err
+		}
+		pids = append(pids, tree...)
+	}
+	slices.Sort(pids)
+	return slices.Compact(pids), nil
 }
 
 func (of Staged) write(dir string) error {
