@@ -107,6 +107,7 @@ func (in *instance) ask(ctx context.Context, r inside.Request) (a inside.Answer,
 	}
 	root := in.root
 	defer in.tellIfSlow(r.Op.What(), r.Expected, func() string { return inSandbox(cmd.Process.Pid, root) })()
+	r.PIDs = inside.PIDsBelow(in.sandbox.Init().PID)
 	r.Own, r.Sandbox, r.Told = !in.sandbox.IsAdopted(), in.sandbox.Dir, in.toldNow(nil)
 	err = json.NewEncoder(to).Encode(r)
 	if err == nil {

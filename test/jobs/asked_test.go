@@ -305,6 +305,23 @@ func TestAPausedJobStandsStill(t *testing.T) {
 	})
 }
 
+// TestARemedyNamesAProcessAsThisHostDoes, and not by its pid in the job's sandbox.
+func TestARemedyNamesAProcessAsThisHostDoes(t *testing.T) {
+	testenv.Simulated(t, func(t *testing.T) {
+		a := newAsked(t)
+		pid := strconv.Itoa(a.cudaPID())
+		a.cucriu(0, "", "lock", "-p", pid)
+		for _, op := range []string{"checkpoint", "stop"} {
+			if said := a.cucriu(3, "process "+pid+" (", "jobs", op, "train"); !strings.Contains(said, "cucriu unlock -p "+pid+" lets it run again") {
+				t.Errorf("jobs %s says %s", op, said)
+			}
+		}
+		a.cucriu(0, "", "unlock", "-p", pid)
+		a.cucriu(0, "checkpoint 000001", "jobs", "checkpoint", "train")
+		a.finish()
+	})
+}
+
 // TestAPausedJobMakesNoCheckpointsOnSchedule, and makes them again when it goes on.
 func TestAPausedJobMakesNoCheckpointsOnSchedule(t *testing.T) {
 	testenv.Simulated(t, func(t *testing.T) {

@@ -56,7 +56,7 @@ func Serve(ctx context.Context, hook *hooks.Hook, criu string, in io.Reader, out
 	}()
 	said := toldBefore(r.Told)
 	if hook = hook.Filled(); r.Op != Restore { // which may say for what it waits
-		hook.Log = slog.New(told{hook.Log.Handler(), said})
+		hook.Log = slog.New(told{hook.Log.Handler(), said, r.PIDs})
 	}
 	if r.Op == Probe { // beside all others
 		of, err := ReadStaged(r.Images)
@@ -105,7 +105,7 @@ func Serve(ctx context.Context, hook *hooks.Hook, criu string, in io.Reader, out
 	}
 	a.Told = said.new()
 	if err != nil {
-		a.Error, a.Refused, a.NotBack = err.Error(), preflight.Refused(err), errors.Is(err, hooks.ErrNotBack)
+		a.Error, a.Refused, a.NotBack = r.PIDs.outside(err.Error()), preflight.Refused(err), errors.Is(err, hooks.ErrNotBack)
 		a.NoRoom = errors.Is(err, hooks.ErrNoRoom)
 	}
 	return json.NewEncoder(out).Encode(a)

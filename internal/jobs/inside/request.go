@@ -52,6 +52,8 @@ type Request struct {
 	Root   int    `json:"root,omitempty"`
 	// Own says that the pid namespace is the job's own, and not that of a job that was adopted.
 	Own bool `json:"own,omitempty"`
+	// PIDs are those of the job's processes outside the sandbox.
+	PIDs PIDs `json:"pids,omitempty"`
 	// Sandbox is the folder of the sandbox's records.
 	Sandbox string `json:"sandbox,omitempty"`
 	// NoTerminal is for a job that was adopted and has no terminal open.

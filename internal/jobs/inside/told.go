@@ -8,10 +8,11 @@ import (
 )
 
 // told hands a log on, but for warnings that were told before: a checkpoint of a job would repeat those of the
-// last one, every time.
+// last one, every time. It names processes as they are known outside the sandbox.
 type told struct {
 	slog.Handler
 	what *warnings
+	pids PIDs
 }
 
 // warnings are those that the supervisor knows of, and those that are new.
@@ -67,11 +68,13 @@ func (h told) Handle(ctx context.Context, r slog.Record) error {
 	if r.Level == slog.LevelWarn && !h.what.isNew(text) {
 		return nil
 	}
-	return h.Handler.Handle(ctx, r)
+	return h.Handler.Handle(ctx, h.pids.record(r))
 }
 
 func (h told) WithAttrs(attrs []slog.Attr) slog.Handler {
-	return told{h.Handler.WithAttrs(attrs), h.what}
+	return told{h.Handler.WithAttrs(attrs), h.what, h.pids}
 }
 
-func (h told) WithGroup(name string) slog.Handler { return told{h.Handler.WithGroup(name), h.what} }
+func (h told) WithGroup(name string) slog.Handler {
+	return told{h.Handler.WithGroup(name), h.what, h.pids}
+}

@@ -14,7 +14,7 @@ func TestAWarningIsToldOnce(t *testing.T) {
 	var said bytes.Buffer
 	for range 3 { // checkpoints
 		w := toldBefore(known)
-		log := slog.New(told{slog.NewTextHandler(&said, nil), w}).With("stage", "pre-dump")
+		log := slog.New(told{slog.NewTextHandler(&said, nil), w, nil}).With("stage", "pre-dump")
 		log.Warn("thp: off", "finding", "thp")
 		log.Warn("a file is in use under a removed name", "file", "\xff1")
 		log.Warn("a file is in use under a removed name", "file", "2")
