@@ -167,7 +167,7 @@ func (e *insideError) Error() string { return e.text }
 func (e *insideError) Refused() bool { return e.refused }
 
 // pass passes a signal on to the job: to the whole process group what a terminal sends there. The
-// end of our terminal is none of the job's business, nor that it stops us.
+// end of our terminal is none of the job's business, nor that it stops us. What asks to end is not kept for a resume.
 func (in *instance) pass(sig unix.Signal, paused bool) {
 	if sig == unix.SIGCONT {
 		in.console.enter()
@@ -176,6 +176,9 @@ func (in *instance) pass(sig unix.Signal, paused bool) {
 	case sig == unix.SIGWINCH && in.console != nil:
 		in.console.resize()
 	case in.root == nil, sig == unix.SIGHUP, paused && sig == unix.SIGCONT:
+	case paused && (sig == unix.SIGINT || sig == unix.SIGQUIT || sig == unix.SIGTERM): // else the resume would end it
+		in.say(fmt.Sprintf("%s is paused, and does not get %s: cucriu jobs stop %[1]s ends it with a checkpoint; or first cucriu jobs resume %[1]s",
+			in.name, unix.SignalName(sig)))
 	case in.command == nil:
 		for _, p := range in.others() {
 			_ = p.Signal(sig)

@@ -292,6 +292,9 @@ func TestAPausedJobStandsStill(t *testing.T) {
 		if err := a.super.Process.Signal(unix.SIGCONT); err != nil { // a shell's fg
 			t.Fatal(err)
 		}
+		if err := a.super.Process.Signal(os.Interrupt); err != nil {
+			t.Fatal(err)
+		}
 		time.Sleep(300 * time.Millisecond)
 		a.standsStill()
 		if after := a.job.Ticks(); !slices.Equal(before, after) {
@@ -302,6 +305,9 @@ func TestAPausedJobStandsStill(t *testing.T) {
 		a.job.Runs()
 		a.cucriu(0, "checkpoint 000002", "jobs", "checkpoint", "train") // the first was made for the pause
 		a.finish()
+		if n := len(a.saidLines("train is paused, and does not get SIGINT: cucriu jobs stop train ends it with a checkpoint")); n != 1 {
+			t.Errorf("Ctrl-C in the pause is answered %d times:\n%s", n, a.said)
+		}
 	})
 }
 
