@@ -111,18 +111,24 @@ func HaltedRemedy(pid int) string {
 // stoppedListener returns the process that listens at the other end if it is stopped, else 0. The kernel connects
 // to it all the same.
 func stoppedListener(conn *net.UnixConn) (pid int) {
+	pid = peerOf(conn)
+	if stopped, err := proc.Stopped(pid); pid == 0 || err != nil || !stopped {
+		return 0
+	}
+	return pid
+}
+
+// peerOf returns the process that has opened the other end; 0 in a pid namespace that does not have it.
+func peerOf(conn *net.UnixConn) (pid int) {
 	raw, err := conn.SyscallConn()
 	if err != nil {
 		return 0
 	}
 	_ = raw.Control(func(fd uintptr) {
 		if peer, err := unix.GetsockoptUcred(int(fd), unix.SOL_SOCKET, unix.SO_PEERCRED); err == nil {
-			pid = int(peer.Pid) // 0 in a pid namespace that does not have it
+			pid = int(peer.Pid)
 		}
 	})
-	if stopped, err := proc.Stopped(pid); pid == 0 || err != nil || !stopped {
-		return 0
-	}
 	return pid
 }
 

@@ -8,11 +8,13 @@ import (
 	"net"
 	"os"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"sync"
 	"time"
 
 	"cucriu/hooks/preflight"
+	"cucriu/internal/fault"
 	"cucriu/internal/jobs/life"
 	"cucriu/internal/jobs/store"
 	"cucriu/internal/proc"
@@ -132,6 +134,10 @@ func (c *control) serve(conn net.Conn) {
 		_, _ = decoder.Token() // there is no more, so this is the end
 		cancel()
 	}()
+	if err := c.refuseInside(a); err != nil {
+		a.answer(Answer{}, err)
+		return
+	}
 	if text := c.status.underWay(); text != "" {
 		a.say(text+"; this waits for it", 0)
 	}
@@ -144,6 +150,25 @@ func (c *control) serve(conn net.Conn) {
 		return
 	}
 	<-a.ended
+}
+
+// refuseInside refuses what a process of the job asks for and would be stopped by, or be part of with its connection to us.
+func (c *control) refuseInside(a *asked) error {
+	conn, isUNIX := a.conn.(*net.UnixConn)
+	if !isUNIX || a.Op == life.AskPrune {
+		return nil
+	}
+	c.status.mutex.Lock()
+	init := c.status.now.Init
+	c.status.mutex.Unlock()
+	if init == nil {
+		return nil
+	}
+	if tree, _ := proc.Tree(init.PID); !slices.Contains(tree, peerOf(conn)) {
+		return nil
+	}
+	return preflight.AsRefusal(fault.New(fmt.Sprintf("cucriu jobs %s runs inside %s, and would be part of what it stops", a.Op, c.name),
+		"run it outside the job, in another shell of this host"))
 }
 
 var errOver = preflight.AsRefusal(errors.New("the job has ended, or is about to"))
