@@ -111,7 +111,11 @@ Without CAP_SYS_ADMIN, set-user-id programs such as sudo gain no rights then.`,
 				return err
 			}
 			if noCheckpoints {
-				return runJob(cmd.Context(), hook.Config.RunDir, args, pidFile)
+				inform := say
+				if isSet(cmd, "quiet") {
+					inform = func(string) {}
+				}
+				return runJob(cmd.Context(), hook.Config.RunDir, args, pidFile, inform)
 			}
 			if err := check(args); errors.As(err, new(runError)) {
 				return err
@@ -145,7 +149,7 @@ func misplaced(cmd *cobra.Command, args []string) (options []string) {
 }
 
 // runJob runs a job until it ends, and returns its exit status as an error.
-func runJob(ctx context.Context, runDir string, command []string, pidFile string) error {
+func runJob(ctx context.Context, runDir string, command []string, pidFile string, inform func(string)) error {
 	signals, err := job.TakeSignals()
 	if err != nil {
 		return err
@@ -159,7 +163,8 @@ func runJob(ctx context.Context, runDir string, command []string, pidFile string
 		return err
 	}
 	go signals.PassTo(started)
-	say(fmt.Sprintf("the job has pid %d: cucriu dump -t %d -D DIR", started.PID, started.PID))
+	text := fmt.Sprintf("the job has pid %d: cucriu dump -t %d -D DIR", started.PID, started.PID)
+	inform(text)
 	writePID(pidFile, started.PID)
 	status, err := started.Wait()
 	if err != nil {
@@ -260,7 +265,7 @@ func addLongFlags(cmd *cobra.Command, o *jobs.Options) (check func(args []string
 				return err
 			}
 		}
-		o.Command, o.Output, o.Messages, o.Flags = args, os.Stdout, logging.Stderr(), rememberedFlags(flags)
+		o.Command, o.Output, o.Messages, o.Quiet, o.Flags = args, os.Stdout, logging.Stderr(), isSet(cmd, "quiet"), rememberedFlags(flags)
 		if o.Stage == stageAuto {
 			o.Stage = ""
 		}

@@ -26,7 +26,7 @@ func (s *supervisor) do(ctx context.Context, a life.Action) {
 		s.kept = append(s.kept, e.signal)
 	case life.GiveUp:
 		s.told, s.kept = e.signal, append(s.kept, e.signal)
-		s.say(fmt.Sprintf("got %s while %s is being started or resumed", unix.SignalName(e.signal), s.name))
+		s.inform(fmt.Sprintf("got %s while %s is being started or resumed", unix.SignalName(e.signal), s.name))
 		s.giveUp(fmt.Errorf("got %s", unix.SignalName(e.signal)))
 	case life.Hasten:
 		s.told = e.signal

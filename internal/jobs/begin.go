@@ -184,7 +184,7 @@ func (s *starter) attachPaused(ctx context.Context) (err error) {
 		s.paused = false
 		return nil
 	}
-	s.say(s.record.Name + " is paused: resume it with cucriu jobs resume")
+	s.inform(s.record.Name + " is paused: resume it with cucriu jobs resume")
 	return nil
 }
 
@@ -234,11 +234,11 @@ func (s *starter) start(ctx context.Context) error {
 func (s *starter) saySet(given, env, why []string) {
 	set := slices.DeleteFunc(slices.Clone(env), func(v string) bool { return slices.Contains(given, v) })
 	if len(set) > 0 {
-		s.say(fmt.Sprintf("set in the job's environment: %s (-v says why, and how to leave it out)", strings.Join(set, " ")))
+		s.inform(fmt.Sprintf("set in the job's environment: %s (-v says why, and how to leave it out)", strings.Join(set, " ")))
 	}
 	for _, text := range why {
 		if text != "" && s.Verbose {
-			s.say(text)
+			s.inform(text)
 		}
 	}
 }

@@ -37,7 +37,7 @@ type core struct {
 }
 
 func newCore(hook *hooks.Hook, o Options) *core {
-	r := &reporter{dir: o.Dir, messages: o.Messages}
+	r := &reporter{dir: o.Dir, messages: o.Messages, quiet: o.Quiet}
 	return &core{Options: o, reporter: r, instance: &instance{reporter: r, criu: o.Criu, waitAll: o.WaitAll}, hook: hook}
 }
 
@@ -170,7 +170,7 @@ func (s *core) sayNext() error {
 		}
 		s.say(fmt.Sprintf("there is no checkpoint: what the job has done since %s is lost, and the same command starts it from the beginning", s.record.Begun.Local().Format(time.DateTime)))
 	} else {
-		s.say(s.resumesFrom(all))
+		s.inform(s.resumesFrom(all))
 	}
 	return nil
 }
@@ -209,7 +209,7 @@ func (s *core) finish(status int, at time.Time) error {
 // sayFinished says that the job has finished, and returns its status.
 func (s *core) sayFinished() (status int) {
 	end := s.record.Finished
-	s.say(fmt.Sprintf("%s has finished on %s, with exit status %d; to run it again, name another --dir, or remove this one", s.record.Name, end.At.Local().Format(time.DateTime), end.Status))
+	s.inform(fmt.Sprintf("%s has finished on %s, with exit status %d; to run it again, name another --dir, or remove this one", s.record.Name, end.At.Local().Format(time.DateTime), end.Status))
 	return end.Status
 }
 

@@ -78,6 +78,7 @@ type Options struct {
 	Criu string // the criu to run; empty is the one that is found
 
 	Terminal *os.File  // the job gets a terminal of its own, joined to this one if it is one; nil is none
+	Quiet    bool      // say nothing but warnings and errors
 	Verbose  bool      // say why each setting of the environment is there
 	Output   io.Writer // gets what the job writes
 	Messages io.Writer // gets what the supervisor says

@@ -31,6 +31,8 @@ type Event struct {
 	Bytes      int64         `json:"bytes,omitempty"`
 	NewBytes   int64         `json:"new_bytes,omitempty"`
 	Status     int           `json:"status,omitempty"`
+
+	warns bool // people are told of it even if they want to hear of warnings and errors only
 }
 
 // The kinds of events.
@@ -52,10 +54,19 @@ const (
 	EventMoved      = "moved"   // it runs elsewhere
 )
 
+// news are the kinds of events that are neither warnings nor errors, with status 0.
+func news() []string {
+	return []string{
+		EventStarted, EventAttached, EventResumed, EventCheckpoint, EventPreempted, EventStopped, EventEnded,
+		EventPaused, EventUnpaused, EventTrial, EventMoving, EventMoved,
+	}
+}
+
 // reporter tells people what happens to a job.
 type reporter struct {
 	dir, name string // of the job
 	messages  io.Writer
+	quiet     bool // only warnings and errors are said
 	status    statusFile
 	metrics   *metrics
 	console   *console // joins our terminal to the job's; nil if it does not
@@ -80,7 +91,18 @@ func (r *reporter) tell(e Event) {
 	r.log(e)
 	r.status.noteEvent(e)
 	r.metrics.note(e)
-	r.say(e.Message)
+	if slices.Contains(news(), e.Event) && e.Status == 0 && !e.warns {
+		r.inform(e.Message)
+	} else {
+		r.say(e.Message)
+	}
+}
+
+// inform says what is neither a warning nor an error.
+func (r *reporter) inform(message string) {
+	if !r.quiet {
+		r.say(message)
+	}
 }
 
 func (r *reporter) log(e Event) {

@@ -100,3 +100,24 @@ func TestEverySignalThatKillsAJobHasAName(t *testing.T) {
 		}
 	}
 }
+
+// TestQuietSaysWarningsAndErrorsOnly: what begins and ends well is neither.
+func TestQuietSaysWarningsAndErrorsOnly(t *testing.T) {
+	for _, quiet := range []bool{false, true} {
+		said := new(bytes.Buffer)
+		r := &reporter{dir: t.TempDir(), messages: said, quiet: quiet}
+		for _, e := range []Event{{Event: EventStarted}, {Event: EventResumed}, {Event: EventCheckpoint}, {Event: EventEnded}, {Event: EventTrial}} {
+			e.Message = "news"
+			r.tell(e)
+		}
+		r.inform("news")
+		for _, e := range []Event{{Event: EventFailed}, {Event: EventSkipped}, {Event: EventEnded, Status: 7}, {Event: EventTrial, warns: true}} {
+			e.Message = "trouble"
+			r.tell(e)
+		}
+		news := map[bool]int{false: 6, true: 0}[quiet]
+		if text := said.String(); strings.Count(text, "news") != news || strings.Count(text, "trouble") != 4 {
+			t.Errorf("quiet %v:\n%s", quiet, text)
+		}
+	}
+}

@@ -95,7 +95,7 @@ func (s *checkpointer) noteTrial(c store.Checkpoint, t image.Trial) {
 	case image.TrialFails:
 		e.Event, e.Message = EventFailed, fmt.Sprintf("checkpoint %s cannot be restored, as a trial restore has shown, and neither can others made in the current state of the job: %s", c.Name, t.Why)
 	case image.TrialNone:
-		e.Message = fmt.Sprintf("checkpoint %s: no conclusive trial restore: %s", c.Name, t.Why)
+		e.warns, e.Message = true, fmt.Sprintf("checkpoint %s: no conclusive trial restore: %s", c.Name, t.Why)
 	}
 	if err != nil { // the directory may be another one now
 		s.say(fmt.Sprintf("%s (%v)", e.Message, err))

@@ -60,8 +60,8 @@ func TestADirectoryRemembersTheOptionsOfItsJob(t *testing.T) {
 		r = w.again("--keep", "3", "--max-bytes", "0", "--overhead", "0", "--stage", "auto", "--files-limit", "1G", "-q")
 		r.stops()
 		w.remembers("--every=1h0m0s")
-		if strings.Contains(r.said(), "using options") {
-			t.Error("-q was overheard")
+		if said := r.said(); strings.Contains(said, "cucriu: ") {
+			t.Errorf("-q was overheard:\n%s", said)
 		}
 
 		// A whole command line stands for itself.
