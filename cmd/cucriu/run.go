@@ -164,6 +164,9 @@ func runJob(ctx context.Context, runDir string, command []string, pidFile string
 	}
 	go signals.PassTo(started)
 	text := fmt.Sprintf("the job has pid %d: cucriu dump -t %d -D DIR", started.PID, started.PID)
+	if wouldGrow(os.Stderr) {
+		text += " (a dump that ends it is not reported in this file, which must keep its size; with 2>> it is)"
+	}
 	inform(text)
 	writePID(pidFile, started.PID)
 	status, err := started.Wait()

@@ -160,6 +160,10 @@ func TestAJobUnderRunIsRestoredWithTheLogOfBoth(t *testing.T) {
 		images := testenv.NewImages(t)
 		testenv.Exits(t, host, 0, "dump", "-t", job.Root(), "-D", images)
 		_ = job.starter.Wait()
+		said, err := os.ReadFile(path)
+		if why := "a dump that ends it is not reported in this file"; err != nil || !strings.Contains(string(said), why) {
+			t.Errorf("%v; no %q in %s", err, why, said)
+		}
 		testenv.Exits(t, host, 0, "restore", "-D", images)
 		job.Runs()
 	})
