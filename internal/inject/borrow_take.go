@@ -99,6 +99,7 @@ func (l *loan) note(process *proc.Process) error {
 			}
 		}
 		if err == nil {
+			t.Left = l.waits.left(t.TID, &t.Registers)
 			err = t.Mask.read(t.TID)
 		}
 		if err == nil {
@@ -220,7 +221,12 @@ func (l *loan) restore(t *borrowedThread) error {
 	if mask.isStepping() { // the thread was stepped on from the registers that were written down
 		return t.Mask.write(t.TID)
 	}
-	if err := t.Registers.write(t.TID); err != nil {
+	regs := t.Registers
+	// A handler that the program has for a signal that came meanwhile has to end the wait, as without us.
+	if status, err := proc.ReadStatus(t.TID); err == nil && status.Pending&status.Caught&^proc.SignalSet(t.Mask) == 0 {
+		regs.waitOn(t.Left)
+	}
+	if err := regs.write(t.TID); err != nil {
 		return err
 	}
 	return t.Mask.write(t.TID)

@@ -1,6 +1,7 @@
 package inject
 
 import (
+	"time"
 	"unsafe"
 
 	"golang.org/x/sys/unix"
@@ -73,6 +74,11 @@ func (r *registers) result() int64 { return int64(r.Regs[0]) }
 
 // restartAfterRestore does nothing, because the kernel has already prepared the restart.
 func (r *registers) restartAfterRestore() {}
+
+// waitOn does nothing: a wait of which only the kernel knows until when ends with EINTR here.
+func (r *registers) waitOn(time.Duration) {}
+
+func timeLimit(*proc.Process, proc.Call) time.Duration { return 0 }
 
 // waits reports whether the thread was stopped in a system call that waits. Only such threads can be parked here.
 func (r *registers) waits() bool { return true }

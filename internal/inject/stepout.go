@@ -4,9 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"os"
 	"slices"
-	"strconv"
 	"strings"
 	"time"
 
@@ -24,33 +22,21 @@ import (
 // LockWait describes a thread that waits for a lock of the C library.
 type LockWait struct {
 	tid  int
-	call string // as in /proc/PID/task/TID/syscall
-	lock uint64 // its address
-	pc   uint64
+	call proc.Call
 }
+
+func (w LockWait) lock() uint64 { return w.call.Arguments[0] } // its address
 
 // WaitsForLock reports whether a thread waits for a lock of the C library, and for which one. Two equal
 // answers some time apart mean that it has waited all that time, or gets nowhere.
 func WaitsForLock(pid, tid int) (LockWait, bool) {
-	const call, address, operation, value, pc = 0, 1, 2, 3, 8
-	text, err := os.ReadFile(fmt.Sprintf("/proc/%d/task/%d/syscall", pid, tid))
-	fields := strings.Fields(string(text))
-	if err != nil || len(fields) != 9 || fields[call] != strconv.Itoa(unix.SYS_FUTEX) {
-		return LockWait{}, false
-	}
-	number := func(i int) uint64 {
-		n, err := strconv.ParseUint(fields[i], 0, 64)
-		if err != nil {
-			return 0
-		}
-		return n
-	}
+	call, waits := proc.WaitsIn(pid, tid)
 	// FUTEX_WAIT for a word that is 2: how its locks and mutexes wait, and its conditions do not.
 	const private = 128 // FUTEX_PRIVATE_FLAG
-	if number(operation)&^private != 0 || number(value) != 2 {
+	if !waits || call.Number != unix.SYS_FUTEX || call.Arguments[1]&^private != 0 || call.Arguments[2] != 2 {
 		return LockWait{}, false
 	}
-	return LockWait{tid, string(text), number(address), number(pc)}, true
+	return LockWait{tid, call}, true
 }
 
 // HeldByOneOf reports whether a mutex names one of these threads as its owner. Some locks name none.
@@ -64,7 +50,7 @@ func (w LockWait) HeldByOneOf(process *proc.Process, tids []int) bool {
 
 // owner reads the third word of a pthread_mutex_t. A lock without an owner has other things there.
 func (w LockWait) owner(process *proc.Process) (tid uint32) {
-	_ = process.ReadMemory(bytesOf(&tid), w.lock+8)
+	_ = process.ReadMemory(bytesOf(&tid), w.lock()+8)
 	return tid
 }
 
@@ -133,7 +119,7 @@ func stepOutIn(ctx context.Context, pid, most int, holders func(*proc.Process, [
 // holders returns which of the parked threads may hold the lock.
 func (w LockWait) holders(process *proc.Process, threads []savedThread, maps []*procfs.ProcMap) (found []int) {
 	owner := w.owner(process)
-	library := mappedAt(maps, w.pc)
+	library := mappedAt(maps, w.call.PC)
 	for i, t := range threads {
 		status, err := proc.ReadStatus(t.TID)
 		switch {

@@ -127,7 +127,7 @@ func TestALockNamesItsOwner(t *testing.T) {
 	defer self.Close()
 	own := unix.Gettid()
 	mutex := &[3]uint32{2, 0, uint32(own)}
-	wait := LockWait{lock: uint64(uintptr(unsafe.Pointer(mutex)))}
+	wait := LockWait{call: proc.Call{Arguments: [6]uint64{uint64(uintptr(unsafe.Pointer(mutex)))}}}
 	if !wait.HeldByOneOf(self, []int{1, own}) {
 		t.Error("its owner is not known")
 	}
