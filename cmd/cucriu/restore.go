@@ -100,7 +100,7 @@ leave in the configuration; the image stays unchanged.`,
 	flags := cmd.Flags()
 	flags.BoolVar(&foreground, "foreground", false, "wait, forward signals, and exit with the job's exit status")
 	flags.BoolVarP(&detached, "restore-detached", "d", true, "return once the job runs (the default)")
-	flags.BoolVar(&cutLogs, "cut-logs", false, "truncate files that the job was appending to and that have grown since back to their size at the dump; the newer content is kept beside them")
+	flags.BoolVar(&cutLogs, "cut-logs", false, "truncate logs that the job was writing at their end (> FILE) and that have grown back to their size at the dump, and keep the newer content beside them; those opened for appending (>> FILE) are restored as they are, at any size")
 	pidFileFlag(cmd, &pidFile, "write the pid of the root process to this file")
 	jsonFlag(cmd)
 	return cmd
