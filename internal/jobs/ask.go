@@ -189,6 +189,9 @@ func findDir(runDir, dir string) (Local, error) {
 		return Local{}, err
 	}
 	r, err := loadRecord(filepath.Join(dir, recordName))
+	if missing := new(fault.Explained); errors.Is(err, fs.ErrNotExist) && errors.As(err, &missing) {
+		return Local{}, preflight.AsRefusal(err)
+	}
 	if errors.Is(err, fs.ErrNotExist) {
 		return Local{}, notFound(dir+" is not the directory of a job", "give the one that was passed to cucriu run --dir")
 	}

@@ -69,6 +69,10 @@ func loadRecord(path string) (r record, err error) {
 	if damage := new(json.SyntaxError); errors.As(err, &damage) {
 		return record{}, fault.Because(damage, fmt.Sprintf("record %s is damaged (%v)", path, damage), "restore it from a backup; or, if the job has not finished, move it away and name the command to cucriu run again: the job resumes from its checkpoints")
 	}
+	if dir := filepath.Dir(path); errors.Is(err, fs.ErrNotExist) && hasCheckpoints(dir) {
+		return record{}, fault.Because(err, path+" is missing", "restore it from a backup, or name the command to cucriu run --dir "+dir+
+			" again: the job resumes from its checkpoints; or, if it runs on no host and nothing of it is needed, rm -r "+dir)
+	}
 	if errors.Is(err, unix.ENOTDIR) {
 		return record{}, fault.Because(unix.ENOTDIR, filepath.Dir(path)+" is not a directory", "specify the directory of a job")
 	}
@@ -76,6 +80,12 @@ func loadRecord(path string) (r record, err error) {
 		return record{}, fmt.Errorf("the job's record %s: %w", path, err)
 	}
 	return r, nil
+}
+
+// hasCheckpoints reports whether a directory is that of a job which may have run.
+func hasCheckpoints(dir string) bool {
+	_, err := os.Lstat(filepath.Join(dir, store.CheckpointsDir))
+	return err == nil
 }
 
 // readRecord reads the record of a job, or makes one for a job that is new, and reports whether it is

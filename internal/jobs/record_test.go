@@ -8,6 +8,7 @@ import (
 	"testing"
 	"time"
 
+	"cucriu/hooks"
 	"cucriu/hooks/preflight"
 	"cucriu/internal/jobs/store"
 	"cucriu/internal/testenv"
@@ -78,5 +79,24 @@ func TestAJobWhoseCheckpointsWereRemovedByHand(t *testing.T) {
 	}
 	if err := CheckMade(dir); err != nil {
 		t.Errorf("with an older checkpoint: %v", err)
+	}
+}
+
+// TestAJobWithoutItsRecordIsNamed with what can be done, by its name and by its directory, and is not removed.
+func TestAJobWithoutItsRecordIsNamed(t *testing.T) {
+	dir := t.TempDir()
+	if err := os.Mkdir(filepath.Join(dir, "checkpoints"), 0o700); err != nil {
+		t.Fatal(err)
+	}
+	_, removeErr := Remove(t.Context(), &hooks.Hook{}, Local{Name: "train", Dir: dir}, true, false)
+	_, findErr := Find(t.TempDir(), dir)
+	for _, err := range []error{removeErr, findErr} {
+		if err == nil || !preflight.Refused(err) ||
+			!strings.Contains(err.Error(), filepath.Join(dir, recordName)+" is missing: restore it from a backup, or name the command to cucriu run --dir "+dir+" again") {
+			t.Errorf("%v", err)
+		}
+	}
+	if _, err := Find(t.TempDir(), t.TempDir()); err == nil || !strings.Contains(err.Error(), "is not the directory of a job") {
+		t.Errorf("of another directory: %v", err)
 	}
 }
