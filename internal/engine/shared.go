@@ -134,7 +134,8 @@ func matchLinks(targets []*Target) (shared bool, err error) {
 			its, has := given[memoryOf{l.Owner, l.Number}]
 			switch {
 			case !has:
-				return shared, fmt.Errorf("process %d (%s) has GPU memory of another process, of which that does not know or cannot be asked: it could not be put up again", t.PID, t.Member.Name)
+				return shared, fault.New(fmt.Sprintf("process %d (%s) has GPU memory of another process that has given it back, or cannot be asked: nobody could put it up again", t.PID, t.Member.Name),
+					"have that process give it back, too (cuIpcCloseMemHandle, or cuMemUnmap and cuMemRelease), before the checkpoint")
 			case its.Movable == 0:
 				return shared, notMovable(its.by, fmt.Sprintf("which process %d (%s) has opened", t.PID, t.Member.Name))
 			case l.Movable == 0:
@@ -148,8 +149,8 @@ func matchLinks(targets []*Target) (shared bool, err error) {
 // notMovable says of the memory of a process, with its own access to it, that the library can neither copy it nor put it up again.
 func notMovable(t *Target, which string) error {
 	return fault.New(fmt.Sprintf("process %d (%s) has GPU memory, %s, that its library cannot take down and put up again: "+
-		"it is not mapped there, or other GPUs may access only a part of it, or it was bound to an array or a multicast object", t.PID, t.Member.Name, which),
-		"have that process map all of it, with the same access everywhere, or release its handles, before the checkpoint")
+		"GPUs may access only a part of it, or it was bound to an array or a multicast object", t.PID, t.Member.Name, which),
+		"have that process give all of it the same access, or release its handles, before the checkpoint")
 }
 
 // shareAgain puts up what processes have of each other, which all have their own memory again. One whose owner has ended

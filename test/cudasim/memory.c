@@ -219,7 +219,7 @@ CUresult region_open(struct region *r, CUdeviceptr p, uint64_t n)
 	/* The handles of one reservation lie side by side in the file too. */
 	for (struct allocation *last = a; last && n > last->va + last->size - p;) {
 		struct allocation *next = last->context ? NULL : memory_find(last->va + last->size);
-		last = next && next->kind == a->kind && next->device == a->device ? next : NULL;
+		last = next && next->kind == a->kind && next->device == a->device && next->offset == last->offset + last->size ? next : NULL;
 		if (!last)
 			return CUDA_ERROR_INVALID_VALUE;
 	}

@@ -113,7 +113,7 @@ EXPORT CUresult cuMemMap(CUdeviceptr p, size_t n, size_t offset, CUmemHandle han
 		r = CUDA_ERROR_INVALID_VALUE;
 	else if (offset || n != a->size || a->va)
 		r = CUDA_ERROR_NOT_SUPPORTED; /* a second time: not simulated */
-	else if (a->va = p, a->kind != MEMORY_IMPORTED)
+	else if (a->va = p, a->kind != MEMORY_IMPORTED && !a->exported[0]) /* others know where that is */
 		a->offset = p - SIM_VA_BASE;
 	gate_leave();
 	return r;

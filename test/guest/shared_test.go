@@ -377,6 +377,44 @@ func TestMemoryIsOnItsWay(t *testing.T) {
 	})
 }
 
+// TestTheOwnerHasUnmappedWhatItShares: its library maps it for the dump. Once it has given it back, nobody could put it up
+// again, which the dump says.
+func TestTheOwnerHasUnmappedWhatItShares(t *testing.T) {
+	testenv.Isolated(t, func(t *testing.T) {
+		host := testenv.NewHost(t, 1, "--mib-per-gpu", "800")
+		job := startSharing(t, host, "--ipc-vmm", "--mib", "32")
+		asks := func(name string) {
+			command := testenv.CommandLine(job.MustStatus(0).PID)
+			file := filepath.Join(command[slices.Index(command, "--dir")+1], name)
+			testenv.WriteFile(t, file, "")
+			testenv.Eventually(t, testenv.Soon, name+" is done", func() bool { return !testenv.Exists(file) })
+		}
+		asks("unmap")
+		for range 2 {
+			moved(t, host, host.TryDump(job, testenv.NewImages(t), "-R"))
+			host.WaitOutcome("running")
+			job.Runs()
+			job.Check()
+		}
+		images := testenv.NewImages(t)
+		moved(t, host, host.TryDump(job, images))
+		host.Restore(images)
+		job.Runs()
+		job.Check()
+		job.Kill()
+
+		job = startSharing(t, host, "--ipc-vmm", "--mib", "32")
+		asks("unmap")
+		asks("release")
+		run := host.TryDump(job, testenv.NewImages(t), "-R")
+		host.WaitOutcome("running")
+		if want := "has GPU memory of another process that has given it back"; run.Err == nil || !strings.Contains(run.Log, want) {
+			t.Errorf("criu dump: %v\n%s", run.Err, run.Lines())
+		}
+		job.WaitTicks(3) // the simulated driver loses the content with its owner
+	})
+}
+
 // goesOnUndumped: a dump fails for a reason, and the job goes on.
 func goesOnUndumped(t *testing.T, host *testenv.Host, job *testenv.Job, says string) {
 	t.Helper()

@@ -492,6 +492,44 @@ static bool can_be_moved(struct memory *m)
 	       (!m->companion || ordinary_lives(m)) && find_access(m) && is_writable(m);
 }
 
+/*
+ * Memory that others may have, and of which the program has a handle and no mapping, is mapped while it moves, for its own
+ * GPU. The driver would restore it, but not the same one for the others.
+ */
+static void lend_place(struct memory *m)
+{
+	const int d = m->wanted.location.id;
+	const struct access own = {m->wanted.location, CU_MEM_ACCESS_FLAGS_PROT_READWRITE};
+	CUdeviceptr at;
+
+	if (m->mappings || !share_is(m) || m->opened || d < 0 || d >= MOST_GPUS || !contexts[d] || driver.cuMemAddressReserve(&at, m->size, 0, 0, 0))
+		return;
+	if (!memory_map(m, at)) {
+		if (!driver.cuMemSetAccess(at, m->size, &own, 1)) {
+			m->lent = (struct mapping){.at = at};
+			m->mappings = &m->lent;
+			return;
+		}
+		driver.cuMemUnmap(at, m->size);
+	}
+	driver.cuMemAddressFree(at, m->size);
+}
+
+static void return_place(struct memory *m)
+{
+	if (m->mappings != &m->lent)
+		return;
+	m->mappings = NULL;
+	driver.cuMemUnmap(m->lent.at, m->size);
+	driver.cuMemAddressFree(m->lent.at, m->size);
+}
+
+static void return_places(void)
+{
+	for (struct memory *m = memory_first(); m; m = m->next)
+		return_place(m);
+}
+
 static int list(void)
 {
 	struct sharing s = {.down = 0};
@@ -506,8 +544,11 @@ static int list(void)
 	find_contexts();
 	listed = true;
 	for (struct memory *m = memory_first(); m && all; m = m->next)
-		if (share_is(m))
+		if (share_is(m)) {
+			lend_place(m);
 			all = share_add(&s, m, m->opened ? find_access(m) : can_be_moved(m));
+			return_place(m);
+		}
 	all = all && share_try(); /* nothing is lost yet */
 	keep_hang_up();
 	cucriu_guest.sharing = s;
@@ -645,6 +686,8 @@ static int out(bool keeping)
 	slice = memory_total() < (4ull << 30) ? 1ull << 20 : 4ull << 20;
 	for (m = memory_first(); m; m = m->next) {
 		agent_progress();
+		if (listed)
+			lend_place(m);
 		if (!(m->moving = can_be_moved(m)))
 			continue;
 		m->staged = size;
@@ -671,6 +714,8 @@ static int out(bool keeping)
 		}
 	if (!r)
 		hash_end(&cucriu_guest.hashing, (uintptr_t)staging);
+	if (cucriu_guest.state != EMPTY)
+		return_places();
 	parts_give(NULL);
 	return r;
 }
@@ -697,8 +742,10 @@ static int in(void)
 		}
 	if (!r)
 		r = copy_all(COPY_IN);
-	if (!r)
+	if (!r) {
+		return_places();
 		forget_staging();
+	}
 	parts_give(NULL);
 	return r;
 }
@@ -722,8 +769,10 @@ static int in_kept(void)
 			agent_progress();
 		}
 	let_go();
-	if (!r)
+	if (!r) {
+		return_places();
 		forget_staging();
+	}
 	parts_give(NULL);
 	return r;
 }

@@ -37,6 +37,7 @@ struct memory {
 	bool tied;	  /* and not by way of ipc.c, or other memory of the driver's is tied to it */
 	/* Of memory that the agent moves to the host and back: agent.c. */
 	bool moving, out;
+	struct mapping lent; /* meanwhile, of what has none */
 	size_t staged; /* where its copy is */
 	/* When it was out before: hash.c. */
 	uint64_t hashed;	/* the generation */

@@ -26,6 +26,11 @@ static struct {
 	uint32_t seen[GPU_SAMPLE_WORDS]; /* steps that each word had counted when last read */
 } import;
 
+static struct {
+	CUmemHandle handle;
+	CUdeviceptr at;
+} export; /* of the VMM API */
+
 static CUdeviceptr map_handle(struct gpu *g, CUmemHandle handle)
 {
 	CUmemAccess access = {.location = {CU_MEM_LOCATION_TYPE_DEVICE, g->dev}, .flags = CU_MEM_ACCESS_FLAGS_PROT_READWRITE};
@@ -44,12 +49,12 @@ static void export_handle(struct gpu *g, struct offer *o)
 		.handle_types = CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR,
 		.location = {CU_MEM_LOCATION_TYPE_DEVICE, g->dev},
 	};
-	CUmemHandle handle;
 
 	need(cu.MemExport, "cuMemExportToShareableHandle", "--ipc-vmm");
-	must(cu.MemCreate(&handle, VMM_BYTES, &prop, 0), "cuMemCreate on GPU %d", g->ordinal);
-	must(cu.MemsetD8(map_handle(g, handle), VMM_VALUE, VMM_BYTES), "cuMemsetD8 on GPU %d", g->ordinal);
-	must(cu.MemExport(&o->fd, handle, CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR, 0), "cuMemExportToShareableHandle");
+	must(cu.MemCreate(&export.handle, VMM_BYTES, &prop, 0), "cuMemCreate on GPU %d", g->ordinal);
+	export.at = map_handle(g, export.handle);
+	must(cu.MemsetD8(export.at, VMM_VALUE, VMM_BYTES), "cuMemsetD8 on GPU %d", g->ordinal);
+	must(cu.MemExport(&o->fd, export.handle, CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR, 0), "cuMemExportToShareableHandle");
 	o->pid = getpid();
 }
 
@@ -112,10 +117,29 @@ void ipc_connect(const struct role *r, struct gpu *g)
 		map_memory(r, g);
 }
 
+static void give_up_memory(const struct role *r, struct gpu *g)
+{
+	if (!export.handle)
+		return;
+	gpu_use(g);
+	if (export.at && file_exists(r->common, IPC_UNMAP)) {
+		must(cu.MemUnmap(export.at, VMM_BYTES), "cuMemUnmap on GPU %d", g->ordinal);
+		export.at = 0;
+		file_remove(r->common, IPC_UNMAP);
+	}
+	if (!export.at && file_exists(r->common, IPC_RELEASE)) {
+		must(cu.MemRelease(export.handle), "cuMemRelease on GPU %d", g->ordinal);
+		export.handle = 0;
+		file_remove(r->common, IPC_RELEASE);
+	}
+}
+
 void ipc_check(const struct role *r, struct gpu *g)
 {
 	uint32_t got[GPU_SAMPLE_WORDS];
 
+	if (r->part == EXPORTER)
+		give_up_memory(r, g);
 	if (r->part != IMPORTER)
 		return;
 	gpu_use(g);

@@ -11,7 +11,7 @@
 /* Called by both sides when their own memory is ready; the importer waits for the exporter here, if it imports now. */
 void ipc_connect(const struct role *r, struct gpu *g);
 
-/* At each tick of the importer: the exporter's counts never run backwards. */
+/* At each tick. The importer: the exporter's counts never run backwards. */
 void ipc_check(const struct role *r, struct gpu *g);
 
 /* The importer unmaps; the exporter waits until it has, because its memory must outlive the mapping. */
@@ -22,6 +22,9 @@ void ipc_disconnect(const struct role *r, struct gpu *g);
 #define IPC_UNMAPPED "ipc-unmapped"
 #define IPC_SHARE "share"   /* of --ipc-later: whoever runs us */
 #define IPC_SHARED "shared" /* and the answer */
+/* Of --ipc-vmm: whoever runs us has the exporter unmap what it has given, and give its handle back. It removes the file. */
+#define IPC_UNMAP "unmap"
+#define IPC_RELEASE "release"
 
 /* Takes handles that nobody opens. */
 void ipc_take_handles(struct gpu *g);
