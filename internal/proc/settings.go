@@ -27,36 +27,104 @@ type SocketSetting struct {
 	Value  []byte `json:"value"`
 }
 
-// lostOptions are options of internet sockets that criu neither reads nor sets. To read or set one has no
-// other effect.
+// lostOptions are options of sockets that criu neither reads nor sets. To read or set one has no other effect.
 var lostOptions = map[string]struct{ level, option int }{
-	"SO_TIMESTAMP":        {unix.SOL_SOCKET, unix.SO_TIMESTAMP},
-	"SO_TIMESTAMPNS":      {unix.SOL_SOCKET, unix.SO_TIMESTAMPNS},
-	"SO_RXQ_OVFL":         {unix.SOL_SOCKET, unix.SO_RXQ_OVFL},
-	"SO_MAX_PACING_RATE":  {unix.SOL_SOCKET, unix.SO_MAX_PACING_RATE},
-	"SO_ZEROCOPY":         {unix.SOL_SOCKET, unix.SO_ZEROCOPY},
-	"IP_TOS":              {unix.IPPROTO_IP, unix.IP_TOS},
-	"IP_TTL":              {unix.IPPROTO_IP, unix.IP_TTL},
-	"IP_MTU_DISCOVER":     {unix.IPPROTO_IP, unix.IP_MTU_DISCOVER},
-	"IP_RECVERR":          {unix.IPPROTO_IP, unix.IP_RECVERR},
-	"IP_RECVTTL":          {unix.IPPROTO_IP, unix.IP_RECVTTL},
-	"IP_RECVTOS":          {unix.IPPROTO_IP, unix.IP_RECVTOS},
-	"IP_MULTICAST_TTL":    {unix.IPPROTO_IP, unix.IP_MULTICAST_TTL},
-	"IP_MULTICAST_LOOP":   {unix.IPPROTO_IP, unix.IP_MULTICAST_LOOP},
-	"IPV6_UNICAST_HOPS":   {unix.IPPROTO_IPV6, unix.IPV6_UNICAST_HOPS},
-	"IPV6_MULTICAST_HOPS": {unix.IPPROTO_IPV6, unix.IPV6_MULTICAST_HOPS},
-	"IPV6_MULTICAST_LOOP": {unix.IPPROTO_IPV6, unix.IPV6_MULTICAST_LOOP},
-	"IPV6_MTU_DISCOVER":   {unix.IPPROTO_IPV6, unix.IPV6_MTU_DISCOVER},
-	"IPV6_RECVERR":        {unix.IPPROTO_IPV6, unix.IPV6_RECVERR},
-	"IPV6_TCLASS":         {unix.IPPROTO_IPV6, unix.IPV6_TCLASS},
-	"TCP_SYNCNT":          {unix.IPPROTO_TCP, unix.TCP_SYNCNT},
-	"TCP_LINGER2":         {unix.IPPROTO_TCP, unix.TCP_LINGER2},
-	"TCP_DEFER_ACCEPT":    {unix.IPPROTO_TCP, unix.TCP_DEFER_ACCEPT},
-	"TCP_CONGESTION":      {unix.IPPROTO_TCP, unix.TCP_CONGESTION},
-	"TCP_USER_TIMEOUT":    {unix.IPPROTO_TCP, unix.TCP_USER_TIMEOUT},
-	"TCP_FASTOPEN":        {unix.IPPROTO_TCP, unix.TCP_FASTOPEN},
-	"TCP_NOTSENT_LOWAT":   {unix.IPPROTO_TCP, unix.TCP_NOTSENT_LOWAT},
+	"SO_DEBUG":                  {unix.SOL_SOCKET, unix.SO_DEBUG},
+	"SO_REUSEADDR":              {unix.SOL_SOCKET, unix.SO_REUSEADDR},
+	"SO_TIMESTAMP":              {unix.SOL_SOCKET, unix.SO_TIMESTAMP},
+	"SO_TIMESTAMPNS":            {unix.SOL_SOCKET, unix.SO_TIMESTAMPNS},
+	"SO_TIMESTAMP_NEW":          {unix.SOL_SOCKET, unix.SO_TIMESTAMP_NEW},
+	"SO_TIMESTAMPNS_NEW":        {unix.SOL_SOCKET, unix.SO_TIMESTAMPNS_NEW},
+	"SO_RXQ_OVFL":               {unix.SOL_SOCKET, unix.SO_RXQ_OVFL},
+	"SO_WIFI_STATUS":            {unix.SOL_SOCKET, unix.SO_WIFI_STATUS},
+	"SO_PEEK_OFF":               {unix.SOL_SOCKET, unix.SO_PEEK_OFF},
+	"SO_NOFCS":                  {unix.SOL_SOCKET, unix.SO_NOFCS},
+	"SO_LOCK_FILTER":            {unix.SOL_SOCKET, unix.SO_LOCK_FILTER},
+	"SO_SELECT_ERR_QUEUE":       {unix.SOL_SOCKET, unix.SO_SELECT_ERR_QUEUE},
+	"SO_BUSY_POLL":              {unix.SOL_SOCKET, unix.SO_BUSY_POLL},
+	"SO_PREFER_BUSY_POLL":       {unix.SOL_SOCKET, unix.SO_PREFER_BUSY_POLL},
+	"SO_MAX_PACING_RATE":        {unix.SOL_SOCKET, unix.SO_MAX_PACING_RATE},
+	"SO_ZEROCOPY":               {unix.SOL_SOCKET, unix.SO_ZEROCOPY},
+	"SO_RCVMARK":                {unix.SOL_SOCKET, unix.SO_RCVMARK},
+	"SO_PASSPIDFD":              {unix.SOL_SOCKET, unix.SO_PASSPIDFD},
+	"SO_RCVPRIORITY":            {unix.SOL_SOCKET, unix.SO_RCVPRIORITY},
+	"SO_PASSRIGHTS":             {unix.SOL_SOCKET, unix.SO_PASSRIGHTS},
+	"IP_TOS":                    {unix.IPPROTO_IP, unix.IP_TOS},
+	"IP_TTL":                    {unix.IPPROTO_IP, unix.IP_TTL},
+	"IP_RECVOPTS":               {unix.IPPROTO_IP, unix.IP_RECVOPTS},
+	"IP_RETOPTS":                {unix.IPPROTO_IP, unix.IP_RETOPTS},
+	"IP_PKTINFO":                {unix.IPPROTO_IP, unix.IP_PKTINFO},
+	"IP_MTU_DISCOVER":           {unix.IPPROTO_IP, unix.IP_MTU_DISCOVER},
+	"IP_RECVERR":                {unix.IPPROTO_IP, unix.IP_RECVERR},
+	"IP_RECVTTL":                {unix.IPPROTO_IP, unix.IP_RECVTTL},
+	"IP_RECVTOS":                {unix.IPPROTO_IP, unix.IP_RECVTOS},
+	"IP_PASSSEC":                {unix.IPPROTO_IP, unix.IP_PASSSEC},
+	"IP_TRANSPARENT":            {unix.IPPROTO_IP, unix.IP_TRANSPARENT},
+	"IP_RECVORIGDSTADDR":        {unix.IPPROTO_IP, unix.IP_RECVORIGDSTADDR},
+	"IP_MINTTL":                 {unix.IPPROTO_IP, unix.IP_MINTTL},
+	"IP_CHECKSUM":               {unix.IPPROTO_IP, unix.IP_CHECKSUM},
+	"IP_BIND_ADDRESS_NO_PORT":   {unix.IPPROTO_IP, unix.IP_BIND_ADDRESS_NO_PORT},
+	"IP_RECVFRAGSIZE":           {unix.IPPROTO_IP, unix.IP_RECVFRAGSIZE},
+	"IP_RECVERR_RFC4884":        {unix.IPPROTO_IP, unix.IP_RECVERR_RFC4884},
+	"IP_MULTICAST_TTL":          {unix.IPPROTO_IP, unix.IP_MULTICAST_TTL},
+	"IP_MULTICAST_LOOP":         {unix.IPPROTO_IP, unix.IP_MULTICAST_LOOP},
+	"IP_MULTICAST_ALL":          {unix.IPPROTO_IP, unix.IP_MULTICAST_ALL},
+	"IP_LOCAL_PORT_RANGE":       {unix.IPPROTO_IP, unix.IP_LOCAL_PORT_RANGE},
+	"IPV6_2292PKTINFO":          {unix.IPPROTO_IPV6, unix.IPV6_2292PKTINFO},
+	"IPV6_2292HOPOPTS":          {unix.IPPROTO_IPV6, unix.IPV6_2292HOPOPTS},
+	"IPV6_2292DSTOPTS":          {unix.IPPROTO_IPV6, unix.IPV6_2292DSTOPTS},
+	"IPV6_2292RTHDR":            {unix.IPPROTO_IPV6, unix.IPV6_2292RTHDR},
+	"IPV6_2292HOPLIMIT":         {unix.IPPROTO_IPV6, unix.IPV6_2292HOPLIMIT},
+	"IPV6_FLOWINFO":             {unix.IPPROTO_IPV6, 11},
+	"IPV6_UNICAST_HOPS":         {unix.IPPROTO_IPV6, unix.IPV6_UNICAST_HOPS},
+	"IPV6_MULTICAST_IF":         {unix.IPPROTO_IPV6, unix.IPV6_MULTICAST_IF},
+	"IPV6_MULTICAST_HOPS":       {unix.IPPROTO_IPV6, unix.IPV6_MULTICAST_HOPS},
+	"IPV6_MULTICAST_LOOP":       {unix.IPPROTO_IPV6, unix.IPV6_MULTICAST_LOOP},
+	"IPV6_MULTICAST_ALL":        {unix.IPPROTO_IPV6, unix.IPV6_MULTICAST_ALL},
+	"IPV6_MTU_DISCOVER":         {unix.IPPROTO_IPV6, unix.IPV6_MTU_DISCOVER},
+	"IPV6_RECVERR":              {unix.IPPROTO_IPV6, unix.IPV6_RECVERR},
+	"IPV6_ROUTER_ALERT_ISOLATE": {unix.IPPROTO_IPV6, unix.IPV6_ROUTER_ALERT_ISOLATE},
+	"IPV6_RECVERR_RFC4884":      {unix.IPPROTO_IPV6, unix.IPV6_RECVERR_RFC4884},
+	"IPV6_FLOWINFO_SEND":        {unix.IPPROTO_IPV6, 33},
+	"IPV6_RECVPKTINFO":          {unix.IPPROTO_IPV6, unix.IPV6_RECVPKTINFO},
+	"IPV6_RECVHOPLIMIT":         {unix.IPPROTO_IPV6, unix.IPV6_RECVHOPLIMIT},
+	"IPV6_RECVHOPOPTS":          {unix.IPPROTO_IPV6, unix.IPV6_RECVHOPOPTS},
+	"IPV6_RECVRTHDR":            {unix.IPPROTO_IPV6, unix.IPV6_RECVRTHDR},
+	"IPV6_RECVDSTOPTS":          {unix.IPPROTO_IPV6, unix.IPV6_RECVDSTOPTS},
+	"IPV6_RECVPATHMTU":          {unix.IPPROTO_IPV6, unix.IPV6_RECVPATHMTU},
+	"IPV6_DONTFRAG":             {unix.IPPROTO_IPV6, unix.IPV6_DONTFRAG},
+	"IPV6_RECVTCLASS":           {unix.IPPROTO_IPV6, unix.IPV6_RECVTCLASS},
+	"IPV6_TCLASS":               {unix.IPPROTO_IPV6, unix.IPV6_TCLASS},
+	"IPV6_AUTOFLOWLABEL":        {unix.IPPROTO_IPV6, unix.IPV6_AUTOFLOWLABEL},
+	"IPV6_MINHOPCOUNT":          {unix.IPPROTO_IPV6, unix.IPV6_MINHOPCOUNT},
+	"IPV6_RECVORIGDSTADDR":      {unix.IPPROTO_IPV6, unix.IPV6_RECVORIGDSTADDR},
+	"IPV6_RECVFRAGSIZE":         {unix.IPPROTO_IPV6, unix.IPV6_RECVFRAGSIZE},
+	"TCP_SYNCNT":                {unix.IPPROTO_TCP, unix.TCP_SYNCNT},
+	"TCP_LINGER2":               {unix.IPPROTO_TCP, unix.TCP_LINGER2},
+	"TCP_DEFER_ACCEPT":          {unix.IPPROTO_TCP, unix.TCP_DEFER_ACCEPT},
+	"TCP_CONGESTION":            {unix.IPPROTO_TCP, unix.TCP_CONGESTION},
+	"TCP_THIN_LINEAR_TIMEOUTS":  {unix.IPPROTO_TCP, unix.TCP_THIN_LINEAR_TIMEOUTS},
+	"TCP_USER_TIMEOUT":          {unix.IPPROTO_TCP, unix.TCP_USER_TIMEOUT},
+	"TCP_FASTOPEN":              {unix.IPPROTO_TCP, unix.TCP_FASTOPEN},
+	"TCP_NOTSENT_LOWAT":         {unix.IPPROTO_TCP, unix.TCP_NOTSENT_LOWAT},
+	"TCP_SAVE_SYN":              {unix.IPPROTO_TCP, unix.TCP_SAVE_SYN},
+	"TCP_FASTOPEN_NO_COOKIE":    {unix.IPPROTO_TCP, unix.TCP_FASTOPEN_NO_COOKIE},
+	"TCP_INQ":                   {unix.IPPROTO_TCP, unix.TCP_INQ},
+	"TCP_TX_DELAY":              {unix.IPPROTO_TCP, unix.TCP_TX_DELAY},
+	"UDP_NO_CHECK6_TX":          {unix.IPPROTO_UDP, unix.UDP_NO_CHECK6_TX},
+	"UDP_NO_CHECK6_RX":          {unix.IPPROTO_UDP, unix.UDP_NO_CHECK6_RX},
+	"UDP_SEGMENT":               {unix.IPPROTO_UDP, unix.UDP_SEGMENT},
+	"UDP_GRO":                   {unix.IPPROTO_UDP, unix.UDP_GRO},
+	"NETLINK_PKTINFO":           {unix.SOL_NETLINK, unix.NETLINK_PKTINFO},
+	"NETLINK_BROADCAST_ERROR":   {unix.SOL_NETLINK, unix.NETLINK_BROADCAST_ERROR},
+	"NETLINK_NO_ENOBUFS":        {unix.SOL_NETLINK, unix.NETLINK_NO_ENOBUFS},
+	"NETLINK_LISTEN_ALL_NSID":   {unix.SOL_NETLINK, unix.NETLINK_LISTEN_ALL_NSID},
+	"NETLINK_CAP_ACK":           {unix.SOL_NETLINK, unix.NETLINK_CAP_ACK},
+	"NETLINK_EXT_ACK":           {unix.SOL_NETLINK, unix.NETLINK_EXT_ACK},
+	"NETLINK_GET_STRICT_CHK":    {unix.SOL_NETLINK, unix.NETLINK_GET_STRICT_CHK},
 }
+
+var settableFamilies = []int{unix.AF_INET, unix.AF_INET6, unix.AF_UNIX, unix.AF_NETLINK}
 
 // The most that an image may ask for.
 const (
@@ -99,14 +167,22 @@ func ReadSettings(pid int) (*Settings, error) {
 	if filter := coredumpFilter(pid); filter != coredumpFilter(os.Getpid()) { // which every process has from its parent
 		s.CoredumpFilter = filter
 	}
+	type optionOf struct {
+		fresh  int
+		option string
+	}
+	usual := make(map[optionOf][]byte)
 	err = eachSocket(pid, func(fd, shared int, fresh func() int) {
 		for name, o := range lostOptions {
 			value, err := getOption(shared, o.level, o.option)
 			if err != nil {
 				continue
 			}
-			usual, err := getOption(fresh(), o.level, o.option)
-			if err == nil && !bytes.Equal(value, usual) && canBeSet(fresh(), o.level, o.option, value, usual) {
+			of := optionOf{fresh(), name}
+			if usual[of] == nil {
+				usual[of], _ = getOption(of.fresh, o.level, o.option)
+			}
+			if usual[of] != nil && !bytes.Equal(value, usual[of]) && canBeSet(of.fresh, o.level, o.option, value, usual[of]) {
 				s.Sockets = append(s.Sockets, SocketSetting{fd, name, value})
 			}
 		}
@@ -114,7 +190,8 @@ func ReadSettings(pid int) (*Settings, error) {
 	if err != nil || s.CoredumpFilter == "" && len(s.Sockets) == 0 || len(s.Sockets) > maxSettings {
 		return nil, err
 	}
-	slices.SortFunc(s.Sockets, func(a, b SocketSetting) int { return strings.Compare(a.key(), b.key()) })
+	// Backwards, because SO_TIMESTAMP_NEW unsets SO_TIMESTAMPNS_NEW.
+	slices.SortFunc(s.Sockets, func(a, b SocketSetting) int { return strings.Compare(b.key(), a.key()) })
 	return s, nil
 }
 
@@ -145,8 +222,7 @@ func (s Settings) Apply(pid int) error {
 	return errors.Join(append(errs, err)...)
 }
 
-// eachSocket does something with a duplicate of each internet socket of a process, once. fresh makes a new one of
-// the same kind.
+// eachSocket does something with a duplicate of each socket of a process, once. fresh makes a new one of the same kind.
 func eachSocket(pid int, do func(fd, shared int, fresh func() int)) error {
 	open, err := Descriptors(pid)
 	if err != nil {
@@ -175,7 +251,7 @@ func eachSocket(pid int, do func(fd, shared int, fresh func() int)) error {
 		for i, option := range []int{unix.SO_DOMAIN, unix.SO_TYPE, unix.SO_PROTOCOL} {
 			kind[i], _ = unix.GetsockoptInt(shared, unix.SOL_SOCKET, option)
 		}
-		if kind[0] == unix.AF_INET || kind[0] == unix.AF_INET6 {
+		if slices.Contains(settableFamilies, kind[0]) {
 			do(fd, shared, func() int {
 				if _, known := usual[kind]; !known {
 					made, err := unix.Socket(kind[0], kind[1]|unix.SOCK_CLOEXEC, kind[2])
@@ -195,7 +271,7 @@ func eachSocket(pid int, do func(fd, shared int, fresh func() int)) error {
 // canBeSet reports whether a program can have set a value: that of IP_MULTICAST_TTL in a TCP connection, for one,
 // comes with its first packet. The socket is left with its usual value.
 func canBeSet(fresh, level, option int, value, usual []byte) bool {
-	if err := unix.SetsockoptString(fresh, level, option, string(value)); errors.Is(err, unix.EINVAL) {
+	if unix.SetsockoptString(fresh, level, option, string(value)) != nil {
 		return false
 	}
 	_ = unix.SetsockoptString(fresh, level, option, string(usual))
