@@ -64,7 +64,7 @@ void child_runs(pid_t pid)
 
 static const struct kind *kind_named(const char *name)
 {
-	static const struct kind *const all[] = {of_processes, of_files, of_names, of_unrestorable};
+	static const struct kind *const all[] = {of_processes, of_files, of_names, of_unrestorable, of_everything};
 
 	for (size_t i = 0; i < sizeof all / sizeof *all; i++)
 		for (const struct kind *kind = all[i]; kind->name; kind++)

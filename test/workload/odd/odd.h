@@ -19,7 +19,7 @@ struct kind {
 };
 
 /* Each ends with a kind without a name. */
-extern const struct kind of_processes[], of_files[], of_names[], of_unrestorable[];
+extern const struct kind of_processes[], of_files[], of_names[], of_unrestorable[], of_everything[];
 
 /* Shows that it is ready, and answers, in the calling thread; it does not return. */
 __attribute__((noreturn)) void serve(void);

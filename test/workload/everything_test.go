@@ -1,0 +1,135 @@
+package workload
+
+import (
+	"errors"
+	"os"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+
+	"cucriu/internal/testenv"
+)
+
+// changed is what is different after a restore in a process that has everything (odd/everything.c). What is not
+// listed is as it was.
+var changed = []struct {
+	what string // the names of what the process tells of itself: a regular expression
+	says string // what limits.md calls it in its list of what is not restored
+}{
+	{"landlock", "Landlock rules"},
+	{"multicast group", "multicast groups"},
+	{"(session|process|thread) keyring of .*", "keyrings"},
+	{"personality of .*", "`personality`"},
+	{"(merging of|ksm_stat,) .*", "KSM"},
+	{"machine checks of .*", "`PR_MCE_KILL`"},
+	{"VmFlags of sealed", "`mseal`"},
+	{"(memory policy|policy) of .*", "NUMA policies"},
+	{"(VmFlags|Rss) of locked-on-fault", "`mlock2` on fault"},
+	{"(attribute of the )?removed file", "xattrs and sub-second times of removed files"},
+	{"terminal output", "unread terminal output (`\\r\\r\\n`)"},
+	{"option 6/2 of .*", "`TCP_MAXSEG`"},
+	{"option 6/10 of .*", "`TCP_WINDOW_CLAMP`"},
+}
+
+// unseen is in that list, too, but a process cannot tell it of itself.
+const unseen = "`SEM_UNDO`"
+
+// TestTheDocsSayWhatARestoreChanges: no more and no less.
+func TestTheDocsSayWhatARestoreChanges(t *testing.T) {
+	page, err := os.ReadFile("../../docs/limits.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, list, _ := strings.Cut(string(page), "\n- Not restored, and not looked for: ")
+	list, _, _ = strings.Cut(list, ".\n")
+	documented := strings.Split(strings.Join(strings.Fields(list), " "), ", ")
+	expected := []string{unseen}
+	for _, c := range changed {
+		expected = append(expected, c.says)
+	}
+	slices.Sort(documented)
+	slices.Sort(expected)
+	if diff := cmp.Diff(expected, documented); diff != "" {
+		t.Errorf("limits.md has another list than the table (-table +limits.md):\n%s", diff)
+	}
+}
+
+// TestWhatARestoreChangesIsKnown compares what a process that has everything tells of itself before and after it was
+// dumped and restored.
+func TestWhatARestoreChangesIsKnown(t *testing.T) {
+	testenv.Isolated(t, func(t *testing.T) {
+		host := testenv.NewHost(t, 1)
+		dir, images := t.TempDir(), filepath.Join(t.TempDir(), "images")
+		in := func(name string) string { return filepath.Join(dir, name) }
+		program := testenv.Artefact(t, "make workload", "build", "workload", "odd")
+		under := []string{"/bin/sh", "-c", `odd=$1 dir=$2; shift 2; "$@" & exec $odd everything $dir`, "sh", program, dir}
+		job := host.StartUnder(under, 1)
+		testenv.Eventually(t, testenv.Soon, "it has everything", func() bool {
+			if why, err := os.ReadFile(in("not-here")); err == nil {
+				t.Skipf("this kernel does not have it: %s", why)
+			}
+			return testenv.Exists(in("ready"))
+		})
+		missing, err := os.ReadFile(in("missing"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		tell := func() map[string]string {
+			t.Helper()
+			testenv.WriteFile(t, in("ask"), "")
+			testenv.Eventually(t, testenv.Soon, "it answers", func() bool {
+				return testenv.Exists(in("answer")) && !testenv.Exists(in("ask"))
+			})
+			if answer, err := os.ReadFile(in("answer")); err != nil || string(answer) != "as it was" {
+				t.Fatalf("%s: %v", answer, err)
+			}
+			text, err := os.ReadFile(in("snapshot"))
+			if err = errors.Join(err, os.Remove(in("answer"))); err != nil {
+				t.Fatal(err)
+			}
+			told := make(map[string]string)
+			for line := range strings.Lines(string(text)) {
+				name, value, _ := strings.Cut(strings.TrimSpace(line), ": ")
+				told[name] = value
+			}
+			return told
+		}
+		before := tell()
+		for name, value := range tell() {
+			if before[name] != value { // it changes by itself
+				delete(before, name)
+			}
+		}
+		if out, status := cucriu(t, host, "dump", "-t", job.Root(), "-D", images); status != 0 {
+			t.Fatalf("cucriu dump ends with %d\n%s", status, out)
+		}
+		testenv.Eventually(t, testenv.Soon, "the job is gone", job.Gone)
+		if out, status := cucriu(t, host, "restore", "-D", images); status != 0 || strings.Contains(out, "could not be set") {
+			t.Fatalf("cucriu restore ends with %d\n%s", status, out)
+		}
+		after := tell()
+		seen := make([]bool, len(changed))
+		for name, value := range before {
+			if after[name] == value {
+				continue
+			}
+			i := slices.IndexFunc(changed, func(c struct{ what, says string }) bool {
+				return regexp.MustCompile("^(" + c.what + ")$").MatchString(name)
+			})
+			if i < 0 {
+				t.Errorf("%s: %q was %q", name, after[name], value)
+				continue
+			}
+			seen[i] = true
+		}
+		for i, c := range changed {
+			if !seen[i] && len(missing) == 0 {
+				t.Errorf("%s is as it was: remove it from the table, and from limits.md", c.what)
+			}
+		}
+	})
+}
