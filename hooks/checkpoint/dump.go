@@ -80,7 +80,7 @@ func Dump(ctx context.Context, hook *hooks.Hook, dir string, options Options) (R
 	if err != nil {
 		return refused(err)
 	}
-	names := relinkedFiles{log: hook.Log}
+	names := relinkedFiles{log: hook.Log, refuse: hook.Refuse}
 	relinks := !options.ByHand && !options.RPC.GetLinkRemap()
 	if relinks {
 		defer func() { names.settle(complete) }()

@@ -10,6 +10,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"cucriu/hooks/preflight"
 	"cucriu/internal/inspect"
 )
 
@@ -24,8 +25,9 @@ const deleted = " (deleted)"
 // They are given before criu is started, so that a dump that cannot give one is refused before anything
 // is touched, and again once the tree is stopped: until then it may remove more.
 type relinkedFiles struct {
-	log   *slog.Logger
-	given []func(keep bool) error
+	log    *slog.Logger
+	refuse func(preflight.Findings) error
+	given  []func(keep bool) error
 }
 
 // settle must be called once the dump has ended. It takes the names away again unless there is an image.
@@ -45,7 +47,10 @@ func (g *relinkedFiles) give(removed []inspect.RemovedName) error {
 			continue // by another process of the tree; or a stranger's file, and criu says so
 		}
 		if errors.Is(err, os.ErrNotExist) {
-			continue // closed in the meantime, or its folder was removed too
+			if err := g.refuse(name.Unlinkable()); err != nil {
+				return err
+			}
+			continue
 		}
 		if err != nil {
 			return fmt.Errorf("process %d uses %s under this name, which was removed, and the file cannot be linked under another: %w", name.PID, name.Path, err)

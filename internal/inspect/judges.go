@@ -62,7 +62,7 @@ func (l *look) judge() (findings preflight.Findings) {
 func (s *snapshot) judge() preflight.Findings {
 	each := make([]preflight.Findings, len(s.looks))
 	proc.AtOnce(runtime.NumCPU(), len(s.looks), func(i int) { each[i] = s.looks[i].judge() })
-	return slices.Concat(slices.Concat(each...), s.removedFindings(), s.sharingFindings(), s.parentFindings(), s.orphanFindings())
+	return slices.Concat(slices.Concat(each...), s.removedFindings(), s.lowerFindings(), s.sharingFindings(), s.parentFindings(), s.orphanFindings())
 }
 
 // parentFindings warn of a launcher that is left behind, and refuse if others of its tree have libcuda: then the job is more

@@ -3,6 +3,7 @@ package inspect
 import (
 	"context"
 	"fmt"
+	"os"
 	"os/exec"
 	"regexp"
 	"slices"
@@ -85,8 +86,8 @@ func (s *snapshot) optionsOf(ctx context.Context, asked Asked) (Wanted, error) {
 		o.FileLocks = true
 		w.add("--file-locks", fmt.Sprintf("process %d has a file lock", pid), "")
 	}
-	var largest *file
-	w.Removed, largest = s.unlinked()
+	linked, largest := s.unlinked()
+	w.Removed = namesOfAll(linked)
 	const ghostLimit, mib = 1 << 20, 1 << 20 // ghostLimit is criu's default for the largest unlinked file in an image, in bytes
 	if largest != nil && largest.stat().Size > ghostLimit && largest.stat().Size <= 1<<32-mib {
 		o.GhostLimit = uint32((largest.stat().Size + mib - 1) / mib * mib)
@@ -107,13 +108,20 @@ func RemovedNames(root int) ([]RemovedName, error) {
 	if s == nil {
 		return nil, err
 	}
-	removed, _ := s.unlinked()
-	return removed, err
+	linked, _ := s.unlinked()
+	return namesOfAll(linked), err
 }
 
-// unlinked finds the files that the tree uses by removed names, and the largest of those that have no
-// name at all: criu puts such a file into the image.
-func (s *snapshot) unlinked() (removed []RemovedName, largest *file) {
+func namesOfAll(linked []*file) (removed []RemovedName) {
+	for _, f := range linked {
+		removed = append(removed, RemovedName{PID: f.of.pid, Path: f.name(), Link: f.path()})
+	}
+	return removed
+}
+
+// unlinked finds the files that the tree uses by removed names while they have others, and the largest of
+// those that have no name at all: criu puts such a file into the image.
+func (s *snapshot) unlinked() (linked []*file, largest *file) {
 	var files []*file
 	for _, l := range s.looks {
 		files = append(files, l.open...)
@@ -127,12 +135,68 @@ func (s *snapshot) unlinked() (removed []RemovedName, largest *file) {
 		}
 		switch kind := f.kind(); {
 		case f.stat().Nlink > 0 && kind != unix.S_IFDIR:
-			removed = append(removed, RemovedName{PID: f.of.pid, Path: f.name(), Link: f.path()})
+			linked = append(linked, f)
 		case kind == unix.S_IFREG && (largest == nil || f.stat().Size > largest.stat().Size):
 			largest = f
 		}
 	}
-	return removed, largest
+	return linked, largest
+}
+
+// Unlinkable refuses a file that could not be linked to its removed name. It finds nothing if the process does not use
+// the file by that name any more, or the file has no name left.
+func (n RemovedName) Unlinkable() preflight.Findings {
+	link, err := os.Readlink(n.Link)
+	var stat unix.Stat_t
+	if err != nil || link != n.Path+" (deleted)" || unix.Stat(n.Link, &stat) != nil || stat.Nlink == 0 {
+		return nil
+	}
+	return preflight.Findings{n.refused()}
+}
+
+func (n RemovedName) refused() preflight.Finding {
+	return aboutProcess(n.PID, preflight.New(preflight.FindingUnsupportedFile,
+		fmt.Sprintf("uses %s, which was removed, and nothing links the file to a name again, as in the lower layer of an "+
+			"overlay or without its directory: criu cannot dump it, not even with --link-remap", n.Path),
+		"let the job close the file, or restart what uses the removed program or library"))
+}
+
+// lowerFindings refuses removed files of an overlay's lower layer. The kernel tells of such a file that it has
+// a name, so that criu does not put it into the image, and links it to none.
+func (s *snapshot) lowerFindings() (findings preflight.Findings) {
+	var lower []watch
+	linked, _ := s.unlinked()
+	for _, f := range linked {
+		same := func(w watch) bool { return w.of == f.of && w.link == f.link }
+		if f.isInLowerLayer() && !slices.ContainsFunc(lower, same) {
+			device := unix.Mkdev(f.stat().Dev_major, f.stat().Dev_minor)
+			lower = append(lower, watch{file: f, target: inode{device, f.stat().Ino}})
+		}
+	}
+	if len(lower) == 0 {
+		return nil
+	}
+	names := namesOf(lower, s.mounted())
+	for _, f := range lower {
+		if names[f.target] == "" { // else it was in the lower layer once
+			findings = append(findings, RemovedName{PID: f.of.pid, Path: f.name()}.refused())
+		}
+	}
+	return findings
+}
+
+// isInLowerLayer reports whether a file was in the lower layer of an overlay when it was first used. Before Linux 6.5,
+// nothing tells, and the dump finds out.
+func (f *file) isInLowerLayer() bool {
+	const handleFID = 0x200 // AT_HANDLE_FID: the handle need not be one that can be opened
+	var fs unix.Statfs_t
+	if unix.Statfs(f.path(), &fs) != nil || fs.Type != unix.OVERLAYFS_SUPER_MAGIC {
+		return false
+	}
+	handle, _, err := unix.NameToHandleAt(unix.AT_FDCWD, f.path(), unix.AT_SYMLINK_FOLLOW|handleFID)
+	// struct ovl_fh of the kernel's fs/overlayfs: three bytes, version, magic, length, flags.
+	const magicAt, magic, flagsAt, upper = 4, 0xfb, 6, 1 << 2
+	return err == nil && handle.Size() > flagsAt && handle.Bytes()[magicAt] == magic && handle.Bytes()[flagsAt]&upper == 0
 }
 
 // terminal is a terminal, other than the master of a pseudo terminal.

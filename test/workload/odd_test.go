@@ -87,6 +87,8 @@ var odd = []struct{ kind, finding string }{
 	{"shared-port", ""},
 	{"settings", ""},
 	{"watch-overlay", ""},
+	{"removed-lower", preflight.FindingUnsupportedFile},
+	{"removed-linked", ""},
 	{"watch-nameless", preflight.FindingUnsupportedFile},
 	{"watch-file-system", preflight.FindingUnsupportedFile},
 	{"write-lease", preflight.FindingFileGuard},

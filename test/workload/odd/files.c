@@ -415,8 +415,8 @@ static void watch_name(const char *name)
 	must(inotify_add_watch(watcher, name, IN_OPEN));
 }
 
-/* Nobody can open what is watched by its handle. The file is in the lower layer. */
-static void watch_overlay(void)
+/* Its lower layer has a file. */
+static void mount_overlay(void)
 {
 	char options[500];
 
@@ -427,7 +427,30 @@ static void watch_overlay(void)
 	must(close(must(creat("lower/in/watched", 0600))));
 	snprintf(options, sizeof options, "lowerdir=%1$s/lower,upperdir=%1$s/upper,workdir=%1$s/work", arguments[2]);
 	try(mount("odd", "/mnt", "overlay", 0, options));
+}
+
+/* Nobody can open what is watched by its handle. */
+static void watch_overlay(void)
+{
+	mount_overlay();
 	watch_name("/mnt/in/watched");
+}
+
+/* The kernel tells that it has a name, and gives it none. */
+static void remove_lower(void)
+{
+	mount_overlay();
+	must(open("/mnt/in/watched", O_RDONLY));
+	must(unlink("/mnt/in/watched"));
+}
+
+/* It has a name, and is in the upper layer by now. */
+static void remove_linked(void)
+{
+	mount_overlay();
+	must(open("/mnt/in/watched", O_RDONLY));
+	must(link("/mnt/in/watched", "/mnt/in/other"));
+	must(unlink("/mnt/in/watched"));
 }
 
 static void look_at_overlay(void)
@@ -518,6 +541,8 @@ const struct kind of_files[] = {
 	{"shared-port", shared_port, NULL},
 	{"settings", settings, look_at_settings},
 	{"watch-overlay", watch_overlay, look_at_overlay},
+	{"removed-lower", remove_lower, NULL},
+	{"removed-linked", remove_linked, NULL},
 	{"watch-nameless", watch_nameless, NULL},
 	{"watch-file-system", watch_file_system, NULL},
 	{"write-lease", write_lease, NULL},
