@@ -74,6 +74,22 @@ func Preload(env []string, dir string) []string {
 	return prepend(env, "LD_PRELOAD", filepath.Join(dir, File))
 }
 
+// Unreadable returns the path of the library if an environment has a program load it, and some users cannot open it there.
+func Unreadable(env []string) string {
+	for _, v := range env {
+		list, is := strings.CutPrefix(v, "LD_PRELOAD=")
+		if !is {
+			continue
+		}
+		for _, path := range strings.FieldsFunc(list, func(r rune) bool { return r == ':' || r == ' ' }) {
+			if filepath.IsAbs(path) && filepath.Base(path) == File && !isPublic(filepath.Dir(path)) {
+				return path
+			}
+		}
+	}
+	return ""
+}
+
 // prepend puts an element before those of a variable.
 func prepend(env []string, variable, element string) []string {
 	for i, v := range env {

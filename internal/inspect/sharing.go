@@ -14,8 +14,10 @@ import (
 	"cucriu/cudackpt"
 	"cucriu/hooks/preflight"
 	"cucriu/internal/agent"
+	"cucriu/internal/guest"
 	"cucriu/internal/nvrm"
 	"cucriu/internal/proc"
+	"cucriu/internal/quote"
 )
 
 // A process that has imported device memory of another one, by cuIpc, by a handle of the VMM
@@ -60,7 +62,10 @@ func unservedCause(p Process) (cause, remedy string) {
 	}
 	defer process.Close()
 	a, err := agent.Find(process)
-	if err != nil || a == nil || !a.ServesAll() {
+	if err == nil && a == nil {
+		return notLoaded(p)
+	}
+	if err != nil || !a.ServesAll() {
 		return "", ""
 	}
 	if err := a.AtRest(); err != nil {
@@ -71,6 +76,20 @@ func unservedCause(p Process) (cause, remedy string) {
 			fmt.Sprintf("continue it: kill -CONT %d", p.PID)
 	}
 	return "", ""
+}
+
+// notLoaded says why a process has no library although it was to have one: a program that has become another user's since
+// its job began may not be allowed to open it.
+func notLoaded(p Process) (cause, remedy string) {
+	environment := strings.Split(readText("/proc/%d/environ", p.PID), "\x00")
+	status, err := proc.ReadStatus(p.PID)
+	path := guest.Unreadable(environment)
+	if err != nil || path == "" {
+		return "", ""
+	}
+	return fmt.Sprintf("process %d (%s) runs without the library that takes it down, because its user, %d, could not open %s",
+			p.PID, p.Name, status.UIDs[1], quote.Name(path)),
+		"let all users pass through the directories on the way to it (chmod o+x), and start the job again"
 }
 
 // lossFindings says what follows from the kernel module's answer about processes. For served see [Losses].

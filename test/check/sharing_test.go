@@ -24,6 +24,21 @@ func shared(findings preflight.Findings, one, other int, outside bool) bool {
 	})
 }
 
+// TestTheLibraryThatAProcessCouldNotLoadIsNamed: it is said what to do so that it serves what the processes share.
+func TestTheLibraryThatAProcessCouldNotLoadIsNamed(t *testing.T) {
+	testenv.Isolated(t, func(t *testing.T) {
+		host := testenv.NewHost(t, 1)
+		job := host.StartUnder([]string{"/usr/bin/env", "LD_PRELOAD=/nowhere/guest.so"}, 2, "--ipc")
+		found := testenv.Check(t, host, "-t", job.Root())
+		says := func(f preflight.Finding) bool {
+			return f.Name == preflight.FindingSharing && strings.Contains(f.Message, "could not open /nowhere/guest.so") && strings.Contains(f.Remedy, "chmod o+x")
+		}
+		if !slices.ContainsFunc(found, says) {
+			t.Errorf("check finds %+v", found)
+		}
+	})
+}
+
 // The driver would lock and checkpoint them all, and could never restore the importer.
 func TestSharedDeviceMemoryIsRefused(t *testing.T) {
 	testenv.Parallel(t)
