@@ -89,7 +89,9 @@
 // are in. After a restore or a resume there are GPU pairs.
 //
 //	stop         SIGSTOP, out of a freezer too;     ┐
-//	             what was borrowed is returned      │ only from the checkpoint on
+//	             what was borrowed is returned; a   │
+//	             restored process asks the kernel   │
+//	             again for what criu has forgotten  │ only from the checkpoint on
 //	park         what is not parked yet             │ (before it nothing need be
 //	trace        the restore threads alone          │  stopped)
 //	restore      fill in what was dropped, trace;   │

@@ -147,7 +147,11 @@ func (b *wayBack) stop(ctx context.Context) error {
 	if err := proc.KeepStopped(ctx, ProcessesOf(b.cuda)...); err != nil {
 		return err
 	}
-	return b.parallel(func(t *Target) error { return inject.ReturnThreads(ctx, b.BorrowedFile(t.PID)) })
+	if err := b.parallel(func(t *Target) error { return inject.ReturnThreads(ctx, b.BorrowedFile(t.PID)) }); err != nil {
+		return err
+	}
+	b.askAgain(ctx)
+	return nil
 }
 
 // trace lets the restore threads run, and nothing else. It leaves out the processes that lack memory:

@@ -188,11 +188,10 @@ func (b *wayBack) unpark(ctx context.Context) error {
 			return err
 		}
 	}
-	pids := PidsOf(b.all)
-	for _, other := range b.Others {
-		pids = append(pids, other.PID)
-	}
-	for _, pid := range pids {
+	for _, pid := range b.pids() {
+		if err := returnThreads(ctx, pid, b.BorrowedFile(pid)); err != nil {
+			return err
+		}
 		if b.Kind == journal.KindRestore {
 			RearmTimers(b.Env.Log, pid)
 		}
@@ -201,6 +200,15 @@ func (b *wayBack) unpark(ctx context.Context) error {
 		}
 	}
 	return nil
+}
+
+// pids are those of all processes of the session.
+func (b *wayBack) pids() []int {
+	pids := PidsOf(b.all)
+	for _, other := range b.Others {
+		pids = append(pids, other.PID)
+	}
+	return pids
 }
 
 // returnThreads gives the threads in a file their own registers back. There may be no such file.

@@ -223,21 +223,54 @@ func (c caller) replaceDescriptors(process *proc.Process, descriptors []Descript
 // first. The path lies in a page of its own for so long.
 func (c caller) openNull(process *proc.Process, first Descriptor) (uint64, error) {
 	path := []byte(os.DevNull + "\x00")
+	null := uint64(0)
+	err := c.with(process, path, func(path uint64) (err error) {
+		if null, err = c.openPath(path, first); err == nil {
+			err = requireNull(process.PID, null)
+		}
+		return err
+	})
+	return null, err
+}
+
+// with does something while data is in a page of the process.
+func (c caller) with(process *proc.Process, data []byte, do func(address uint64) error) error {
 	page := uint64(os.Getpagesize())
 	const protection, flags = unix.PROT_READ | unix.PROT_WRITE, unix.MAP_PRIVATE | unix.MAP_ANONYMOUS
 	scratch, err := c.do("mmap", unix.SYS_MMAP, 0, page, protection, flags, noDescriptor, 0)
 	if err != nil {
-		return 0, err
+		return err
 	}
-	null, err := uint64(0), process.WriteMemory(path, scratch)
-	if err == nil {
-		null, err = c.openPath(scratch, first)
-	}
-	if err == nil {
-		err = requireNull(process.PID, null)
+	if err = process.WriteMemory(data, scratch); err == nil {
+		err = do(scratch)
 	}
 	_, unmapErr := c.do("munmap", unix.SYS_MUNMAP, scratch, page)
-	return null, cmp.Or(err, unmapErr)
+	return cmp.Or(err, unmapErr)
+}
+
+// Call has a borrowed thread, or any of them if tid is 0, make a system call. call returns its number and arguments,
+// and is told where in the process data is meanwhile.
+func (b *Borrowed) Call(
+	ctx context.Context, process *proc.Process, tid int, data []byte, call func(data uint64) []uint64,
+) error {
+	return b.loan.do(func() error {
+		i := slices.IndexFunc(b.loan.threads, func(t *borrowedThread) bool {
+			return (t.state == held || t.state == returned) && (tid == 0 || t.TID == tid)
+		})
+		if i < 0 {
+			return fmt.Errorf("thread %d of process %d: %w", tid, b.loan.pid, proc.ErrGone)
+		}
+		c := caller{ctx: ctx, loan: b.loan, thread: b.loan.threads[i]}
+		do := func(data uint64) error {
+			what := call(data)
+			_, err := c.do(fmt.Sprintf("system call %d", what[0]), what[0], what[1:]...)
+			return err
+		}
+		if data == nil {
+			return do(0)
+		}
+		return c.with(process, data, do)
+	})
 }
 
 func (c caller) openPath(path uint64, first Descriptor) (uint64, error) {

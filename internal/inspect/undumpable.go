@@ -75,18 +75,13 @@ func foreignTo(status proc.Status, uid, gid int, capabilities uint64) string {
 	return ""
 }
 
-// memoryPolicy looks at the policy of the first mapping, which is the program's: one line, because
-// the kernel walks through all pages of a mapping for its line.
+// memoryPolicy warns of one that is not set again, because nobody is there at the restore of a job without CUDA.
 func (l *look) memoryPolicy(found found) {
-	file, err := os.Open(fmt.Sprintf("/proc/%d/numa_maps", l.pid))
-	if err != nil {
-		return // it has ended, or the kernel knows no nodes
+	if l.of != nil && slices.ContainsFunc(l.of.looks, func(o *look) bool { return o.uses.libcuda && len(o.uses.devices) > 0 }) {
+		return
 	}
-	defer file.Close()
-	line := make([]byte, 64)
-	n, _ := file.Read(line)
-	if fields := strings.Fields(string(line[:n])); len(fields) > 1 && fields[1] != "default" {
-		found("has the NUMA memory policy "+fields[1]+", which a restore does not set again", "")
+	if policy := proc.MemoryPolicy(l.pid); policy != "" {
+		found("has the NUMA memory policy "+policy+", which a restore does not set again", "")
 	}
 }
 

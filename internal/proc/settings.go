@@ -18,6 +18,7 @@ type Settings struct {
 	PID            int             `json:"pid"`                       // in its innermost pid namespace
 	CoredumpFilter string          `json:"coredump_filter,omitempty"` // as /proc has it
 	Sockets        []SocketSetting `json:"sockets,omitempty"`
+	Requests       []Request       `json:"requests,omitempty"` // that it must make again itself
 }
 
 // SocketSetting is an option of a socket with another value than a new socket has.
@@ -134,11 +135,16 @@ const (
 
 // Validate refuses what no dump can have written.
 func (s Settings) Validate() error {
-	if s.PID <= 0 || len(s.Sockets) > maxSettings {
+	if s.PID <= 0 || len(s.Sockets) > maxSettings || len(s.Requests) > maxSettings {
 		return fmt.Errorf("invalid settings of process %d", s.PID)
 	}
 	if _, err := strconv.ParseUint(s.CoredumpFilter, 16, 32); err != nil && s.CoredumpFilter != "" {
 		return fmt.Errorf("invalid coredump filter %q of process %d", s.CoredumpFilter, s.PID)
+	}
+	for _, request := range s.Requests {
+		if err := request.validate(); err != nil {
+			return fmt.Errorf("process %d: %w", s.PID, err)
+		}
 	}
 	for _, socket := range s.Sockets {
 		_, known := lostOptions[socket.Option]
@@ -187,12 +193,17 @@ func ReadSettings(pid int) (*Settings, error) {
 			}
 		}
 	})
-	if err != nil || s.CoredumpFilter == "" && len(s.Sockets) == 0 || len(s.Sockets) > maxSettings {
+	requests, requestsErr := readRequests(pid)
+	s.Requests = requests
+	if err = errors.Join(err, requestsErr); len(s.Sockets) > maxSettings || len(requests) > maxSettings {
+		return nil, errors.Join(err, fmt.Errorf("process %d has too many settings", pid))
+	}
+	if s.CoredumpFilter == "" && len(s.Sockets) == 0 && len(requests) == 0 {
 		return nil, err
 	}
 	// Backwards, because SO_TIMESTAMP_NEW unsets SO_TIMESTAMPNS_NEW.
 	slices.SortFunc(s.Sockets, func(a, b SocketSetting) int { return strings.Compare(b.key(), a.key()) })
-	return s, nil
+	return s, err
 }
 
 func (s SocketSetting) key() string { return fmt.Sprintf("%09d %s", s.FD, s.Option) }

@@ -72,11 +72,16 @@ func plain(_, _ string, c syscall.RawConn) error {
 
 func TestSettingsThatNoDumpHasWrittenAreRefused(t *testing.T) {
 	for name, s := range map[string]Settings{
-		"no pid":         {},
-		"filter":         {PID: 1, CoredumpFilter: "; reboot"},
-		"unknown option": {PID: 1, Sockets: []SocketSetting{{FD: 3, Option: "SO_MARK", Value: []byte{1}}}},
-		"descriptor":     {PID: 1, Sockets: []SocketSetting{{FD: -1, Option: "IP_TTL", Value: []byte{1}}}},
-		"long value":     {PID: 1, Sockets: []SocketSetting{{FD: 3, Option: "IP_TTL", Value: make([]byte, maxOptionBytes+1)}}},
+		"no pid":          {},
+		"filter":          {PID: 1, CoredumpFilter: "; reboot"},
+		"unknown option":  {PID: 1, Sockets: []SocketSetting{{FD: 3, Option: "SO_MARK", Value: []byte{1}}}},
+		"descriptor":      {PID: 1, Sockets: []SocketSetting{{FD: -1, Option: "IP_TTL", Value: []byte{1}}}},
+		"long value":      {PID: 1, Sockets: []SocketSetting{{FD: 3, Option: "IP_TTL", Value: make([]byte, maxOptionBytes+1)}}},
+		"unknown request": {PID: 1, Requests: []Request{{What: "exit"}}},
+		"personality":     {PID: 1, Requests: []Request{{What: requestPersonality, Value: "odd"}}},
+		"policy":          {PID: 1, Requests: []Request{{What: requestThreadPolicy, Value: "bind:5000"}}},
+		"half a page":     {PID: 1, Requests: []Request{{What: requestSeal, Range: Range{Start: 1, End: 4096}}}},
+		"backwards":       {PID: 1, Requests: []Request{{What: requestLockOnFault, Range: Range{Start: 8192, End: 4096}}}},
 	} {
 		if s.Validate() == nil {
 			t.Errorf("%s is accepted", name)

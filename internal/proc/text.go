@@ -39,14 +39,17 @@ func ReadText(path string) ([]byte, error) {
 }
 
 // EachMapping does something with each line of /proc/PID/maps, until that fails.
-func EachMapping(pid int, do func(line string) error) error {
-	maps, err := os.Open(fmt.Sprintf("/proc/%d/maps", pid))
+func EachMapping(pid int, do func(line string) error) error { return eachLineOf(pid, "maps", do) }
+
+// eachLineOf does something with each line of a file about the mappings of a process.
+func eachLineOf(pid int, name string, do func(line string) error) error {
+	file, err := os.Open(fmt.Sprintf("/proc/%d/%s", pid, name))
 	if err != nil {
 		return GoneOr(pid, err)
 	}
-	defer maps.Close()
-	if err := eachLine(maps, mostMaps, do); err != nil {
-		return GoneOr(pid, fmt.Errorf("maps of process %d: %w", pid, err))
+	defer file.Close()
+	if err := eachLine(file, mostMaps, do); err != nil {
+		return GoneOr(pid, fmt.Errorf("%s of process %d: %w", name, pid, err))
 	}
 	return nil
 }

@@ -37,6 +37,7 @@ type dump struct {
 	stoppedOthers []int
 	lanes         lanes
 	manifest      image.Manifest // made before the drop
+	settings      func() ([]proc.Settings, error)
 }
 
 // preDump makes the GPU state of a tree part of its CPU state. An error makes criu abort the dump; by

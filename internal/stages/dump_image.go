@@ -147,8 +147,8 @@ func (d *dump) describe() (image.Manifest, error) {
 	if m.Base != "" {
 		m.Version = image.BasedVersion
 	}
-	if m.Settings, err = settingsOf(d.Root); err != nil {
-		d.Log.Warn("the settings of the processes and their sockets could not be determined, and will not be restored", "error", err)
+	if m.Settings, err = d.settings(); err != nil {
+		d.Log.Warn("some settings of the processes and their sockets could not be determined, and will not be restored", "error", err)
 	}
 	if len(m.Settings) > 0 {
 		m.Version = image.SettingsVersion

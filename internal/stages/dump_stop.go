@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"runtime"
 	"slices"
+	"sync"
 
 	"golang.org/x/sys/unix"
 
@@ -39,7 +40,13 @@ func (d *dump) stopTree(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	return proc.CheckUnguarded(pids)
+	if err := proc.CheckUnguarded(pids); err != nil {
+		return err
+	}
+	// Beside the steps that move the GPU memory to the host: the kernel walks through all of a process's pages.
+	d.settings = sync.OnceValues(func() ([]proc.Settings, error) { return settingsOf(d.Root) })
+	go func(read func() ([]proc.Settings, error)) { _, _ = read() }(d.settings)
+	return nil
 }
 
 func (d *dump) moveMemory(ctx context.Context) error { return d.MoveMemory(ctx, d.stopTree) }

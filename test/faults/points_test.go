@@ -17,6 +17,7 @@ var otherPoints = map[string]string{
 	"dump.borrow":       "test/dump/fastlane_test.go",        // a failure leaves the memory to criu
 	"dump.drop-locked":  "test/check/preflight_more_test.go", // only of locked memory
 	"dump.transferring": "test/dump/rest_test.go",            // only with --lazy-pages
+	"restore.asking":    "test/workload/everything_test.go",  // only of what only a process itself can set again
 	"dump.back.pause":   "test/dump/paused_test.go",          // only of what an engine has frozen
 }
 

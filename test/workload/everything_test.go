@@ -23,12 +23,8 @@ var changed = []struct {
 	{"landlock", "Landlock rules"},
 	{"multicast group", "multicast groups"},
 	{"(session|process|thread) keyring of .*", "keyrings"},
-	{"personality of .*", "`personality`"},
-	{"(merging of|ksm_stat,) .*", "KSM"},
 	{"machine checks of .*", "`PR_MCE_KILL`"},
-	{"VmFlags of sealed", "`mseal`"},
-	{"(memory policy|policy) of .*", "NUMA policies"},
-	{"(VmFlags|Rss) of locked-on-fault", "`mlock2` on fault"},
+	{"Rss of locked-on-fault", "untouched pages of `mlock2` on fault"},
 	{"(attribute of the )?removed file", "xattrs and sub-second times of removed files"},
 	{"terminal output", "unread terminal output (`\\r\\r\\n`)"},
 	{"option 6/2 of .*", "`TCP_MAXSEG`"},
@@ -60,7 +56,14 @@ func TestTheDocsSayWhatARestoreChanges(t *testing.T) {
 
 // TestWhatARestoreChangesIsKnown compares what a process that has everything tells of itself before and after it was
 // dumped and restored.
-func TestWhatARestoreChangesIsKnown(t *testing.T) {
+func TestWhatARestoreChangesIsKnown(t *testing.T) { compareAll(t, "") }
+
+// TestAKilledRestoreSetsEverythingAgain: the hook is killed while it makes the threads ask for what they had, and the
+// watcher takes over.
+func TestAKilledRestoreSetsEverythingAgain(t *testing.T) { compareAll(t, "restore.asking") }
+
+// compareAll does it with a hook that is killed at a point of the restore.
+func compareAll(t *testing.T, point string) {
 	testenv.Isolated(t, func(t *testing.T) {
 		host := testenv.NewHost(t, 1)
 		dir, images := t.TempDir(), filepath.Join(t.TempDir(), "images")
@@ -108,8 +111,20 @@ func TestWhatARestoreChangesIsKnown(t *testing.T) {
 			t.Fatalf("cucriu dump ends with %d\n%s", status, out)
 		}
 		testenv.Eventually(t, testenv.Soon, "the job is gone", job.Gone)
-		if out, status := cucriu(t, host, "restore", "-D", images); status != 0 || strings.Contains(out, "could not be set") {
+		marks := t.TempDir()
+		if point != "" {
+			host.UseFailpoint(point + "=kill")
+			host.Setenv("CUCRIU_FAILPOINT_MARKS", marks)
+		}
+		out, status := cucriu(t, host, "restore", "-D", images)
+		if point == "" && status != 0 || strings.Contains(out, "could not be set") {
 			t.Fatalf("cucriu restore ends with %d\n%s", status, out)
+		}
+		if point != "" {
+			testenv.Eventually(t, testenv.Soon, "the restore has an outcome", func() bool { return host.RestoreOutcome() != "" })
+			if !testenv.Exists(filepath.Join(marks, point)) {
+				t.Errorf("%s was not reached", point)
+			}
 		}
 		after := tell()
 		seen := make([]bool, len(changed))
@@ -130,6 +145,35 @@ func TestWhatARestoreChangesIsKnown(t *testing.T) {
 			if !seen[i] && len(missing) == 0 {
 				t.Errorf("%s is as it was: remove it from the table, and from limits.md", c.what)
 			}
+		}
+	})
+}
+
+// TestACUDAProcessAsksAgain, too, in each of its threads, which are parked then.
+func TestACUDAProcessAsksAgain(t *testing.T) {
+	testenv.Isolated(t, func(t *testing.T) {
+		host := testenv.NewHost(t, 1)
+		job := host.StartUnder([]string{"setarch", "--addr-no-randomize"}, 1)
+		images := filepath.Join(t.TempDir(), "images")
+		for range 2 {
+			if out, status := cucriu(t, host, "dump", "-t", job.Root(), "-D", images); status != 0 {
+				t.Fatalf("cucriu dump ends with %d\n%s", status, out)
+			}
+			testenv.Eventually(t, testenv.Soon, "the job is gone", job.Gone)
+			if out, status := cucriu(t, host, "restore", "-D", images); status != 0 || strings.Contains(out, "warning") {
+				t.Fatalf("cucriu restore ends with %d\n%s", status, out)
+			}
+			job.Runs()
+			threads, err := filepath.Glob("/proc/" + job.Root() + "/task/*/personality")
+			if err != nil || len(threads) < 2 {
+				t.Fatalf("threads %q: %v", threads, err)
+			}
+			for _, thread := range threads {
+				if personality, err := os.ReadFile(thread); err != nil || string(personality) != "00040000\n" {
+					t.Errorf("%s: %q %v", thread, personality, err)
+				}
+			}
+			images += "again"
 		}
 	})
 }

@@ -1,5 +1,5 @@
-/* A process that has everything that can be set of one, and tells of it: whatever a restore does not give again is seen in what
-   it tells before and after. */
+/* A process that has everything that can be set of one, and tells of it: whatever a restore does not give again is seen
+   in what it tells before and after. */
 #include "odd.h"
 
 #include <arpa/inet.h>
@@ -80,7 +80,7 @@ static void have_memory(void)
 	advise("mergeable", MADV_MERGEABLE);
 	advise("sequential", MADV_SEQUENTIAL);
 	advise("random", MADV_RANDOM);
-	may_lack(prctl(PR_SET_VMA, PR_SET_VMA_ANON_NAME, map("named", 0), (size_t)large, "everything"));
+	prctl(PR_SET_VMA, PR_SET_VMA_ANON_NAME, map("named", 0), (size_t)large, "everything"); /* many kernels are without */
 	guarded = map("guarded", 0) + 2 * page;
 	guarded[page] = 1;
 	may_lack(madvise(guarded, page, 102 /* MADV_GUARD_INSTALL */));
@@ -144,17 +144,21 @@ static void have_sockets(void)
 
 static const int levels[] = {SOL_SOCKET, IPPROTO_IP, IPPROTO_IPV6, IPPROTO_TCP, IPPROTO_UDP, SOL_NETLINK, IPPROTO_RAW};
 
-/* Not asked for: those that measure, or that the kernel changes, such as TCP_QUICKACK, and the multicast TTL of a connection;
-   those that a read changes; what only criu may set (TCP_REPAIR and its company); and what no program sets alone. */
+/* Not asked for: those that measure, or that the kernel changes, such as TCP_QUICKACK, and the multicast TTL of a
+   connection; those that a read changes; what only criu may set (TCP_REPAIR and its company); and what no program sets
+   alone. */
 static bool asked_for(const struct sock *s, int level, int name)
 {
 	static const struct { int level, name; } not[] = {
-		{SOL_SOCKET, SO_ERROR}, {SOL_SOCKET, SO_COOKIE}, {SOL_SOCKET, SO_INCOMING_CPU}, {SOL_SOCKET, SO_MEMINFO}, {SOL_SOCKET, 56 /* SO_INCOMING_NAPI_ID */},
-		{SOL_SOCKET, SO_PEERSEC}, {SOL_SOCKET, 77 /* SO_PEERPIDFD */}, {SOL_SOCKET, 71 /* SO_NETNS_COOKIE */},
-		{SOL_SOCKET, SO_ATTACH_FILTER}, {SOL_SOCKET, 74 /* SO_TXREHASH */}, {IPPROTO_TCP, TCP_QUICKACK}, {IPPROTO_IP, IP_ROUTER_ALERT},
-		{IPPROTO_IP, IP_PKTOPTIONS}, {IPPROTO_IPV6, IPV6_2292PKTOPTIONS}, {IPPROTO_TCP, TCP_REPAIR}, {IPPROTO_TCP, TCP_REPAIR_QUEUE}, {IPPROTO_TCP, TCP_QUEUE_SEQ}, {IPPROTO_TCP, TCP_INFO},
-		{IPPROTO_TCP, TCP_TIMESTAMP}, {IPPROTO_TCP, TCP_REPAIR_WINDOW}, {IPPROTO_TCP, TCP_CC_INFO}, {IPPROTO_TCP, TCP_ULP}, {IPPROTO_TCP, 35 /* TCP_ZEROCOPY_RECEIVE */},
-		{IPPROTO_UDP, 1 /* UDP_CORK, which criu refuses */}, {IPPROTO_UDP, 100 /* UDP_ENCAP */}, {IPPROTO_IP, IP_MSFILTER}, {IPPROTO_IP, MCAST_MSFILTER}, {IPPROTO_IPV6, MCAST_MSFILTER},
+		{SOL_SOCKET, SO_ERROR}, {SOL_SOCKET, SO_COOKIE}, {SOL_SOCKET, SO_INCOMING_CPU}, {SOL_SOCKET, SO_MEMINFO},
+		{SOL_SOCKET, 56 /* SO_INCOMING_NAPI_ID */}, {SOL_SOCKET, SO_PEERSEC}, {SOL_SOCKET, 77 /* SO_PEERPIDFD */},
+		{SOL_SOCKET, 71 /* SO_NETNS_COOKIE */}, {SOL_SOCKET, SO_ATTACH_FILTER}, {SOL_SOCKET, 74 /* SO_TXREHASH */},
+		{IPPROTO_TCP, TCP_QUICKACK}, {IPPROTO_TCP, TCP_REPAIR}, {IPPROTO_TCP, TCP_REPAIR_QUEUE},
+		{IPPROTO_TCP, TCP_QUEUE_SEQ}, {IPPROTO_TCP, TCP_INFO}, {IPPROTO_TCP, TCP_TIMESTAMP}, {IPPROTO_TCP, TCP_ULP},
+		{IPPROTO_TCP, TCP_REPAIR_WINDOW}, {IPPROTO_TCP, TCP_CC_INFO}, {IPPROTO_TCP, 35 /* TCP_ZEROCOPY_RECEIVE */},
+		{IPPROTO_UDP, 1 /* UDP_CORK, which criu refuses */}, {IPPROTO_UDP, 100 /* UDP_ENCAP */},
+		{IPPROTO_IP, IP_ROUTER_ALERT}, {IPPROTO_IP, IP_PKTOPTIONS}, {IPPROTO_IP, IP_MSFILTER}, {IPPROTO_IP, MCAST_MSFILTER},
+		{IPPROTO_IPV6, IPV6_2292PKTOPTIONS}, {IPPROTO_IPV6, MCAST_MSFILTER},
 	};
 
 	for (size_t i = 0; i < sizeof not / sizeof *not; i++)
@@ -201,7 +205,8 @@ static void set_option(struct sock *s, int level, int name, unsigned char *value
 		return;
 	memcpy(&wanted, value, sizeof wanted);
 	wanted++;
-	if (setsockopt(s->fd, level, name, &wanted, sizeof wanted) == 0 && getsockopt(s->fd, level, name, now, &length) == 0 && memcmp(now, value, size) != 0)
+	if (setsockopt(s->fd, level, name, &wanted, sizeof wanted) == 0 &&
+	    getsockopt(s->fd, level, name, now, &length) == 0 && memcmp(now, value, size) != 0)
 		return;
 	setsockopt(s->fd, level, name, &(int){0}, sizeof(int)); /* one that was on */
 }
@@ -338,9 +343,10 @@ static void tell_status(const char *name, const char *path)
 {
 	/* What is the process's own, and does not change by itself. */
 	static const char *const lines[] = {
-		"Name", "Umask", "Tgid", "Pid", "Uid", "Gid", "Groups", "NSpid", "NSpgid", "NSsid", "Threads", "SigPnd", "ShdPnd", "SigBlk", "SigIgn",
-		"SigCgt", "CapInh", "CapPrm", "CapEff", "CapBnd", "CapAmb", "NoNewPrivs", "Seccomp", "Speculation_Store_Bypass", "SpeculationIndirectBranch",
-		"Cpus_allowed", "Mems_allowed", "THP_enabled", "VmLck", "VmPin",
+		"Name", "Umask", "Tgid", "Pid", "Uid", "Gid", "Groups", "NSpid", "NSpgid", "NSsid", "Threads", "SigPnd", "ShdPnd",
+		"SigBlk", "SigIgn", "SigCgt", "CapInh", "CapPrm", "CapEff", "CapBnd", "CapAmb", "NoNewPrivs", "Seccomp",
+		"Speculation_Store_Bypass", "SpeculationIndirectBranch", "Cpus_allowed", "Mems_allowed", "THP_enabled", "VmLck",
+		"VmPin",
 	};
 	char line[2000];
 	FILE *in = must(fopen(path, "r"));
@@ -384,10 +390,12 @@ static void tell_memory(void)
 				if ((unsigned long)m->at == start)
 					of = m;
 			if (of)
-				fprintf(out, "mapping %s: %lx %s %s", of->name, end - start, protection, strchr(line, '[') ? strchr(line, '[') : "\n");
+				fprintf(out, "mapping %s: %lx %s\n", of->name, end - start, protection);
 		}
-		if (of && (strncmp(line, "VmFlags", 7) == 0 || (strncmp(line, "Rss", 3) == 0 && strcmp(of->name, "locked-on-fault") == 0)))
-			fprintf(out, "%.*s of %s:%s", (int)strcspn(line, ":"), line, of->name, line + strcspn(line, ":") + 1);
+		if (of && strncmp(line, "VmFlags:", 8) == 0)
+			fprintf(out, "VmFlags of %s:%s", of->name, line + 8);
+		if (of && strncmp(line, "Rss:", 4) == 0 && strcmp(of->name, "locked-on-fault") == 0)
+			fprintf(out, "Rss of %s:%s", of->name, line + 4);
 	}
 	fclose(in);
 	in = must(fopen("/proc/self/numa_maps", "r"));
@@ -401,7 +409,8 @@ static void tell_memory(void)
 					fprintf(out, "policy of %s: %s\n", m->name, policy);
 	}
 	fclose(in);
-	fprintf(out, "guard: %ld\n", syscall(SYS_process_vm_readv, getpid(), &(struct iovec){line, 1}, 1, &(struct iovec){guarded, 1}, 1, 0));
+	fprintf(out, "guard: %ld\n",
+		syscall(SYS_process_vm_readv, getpid(), &(struct iovec){line, 1}, 1, &(struct iovec){guarded, 1}, 1, 0));
 }
 
 static void tell_of_thread(const char *name, int tid)
@@ -426,9 +435,9 @@ static void tell_of_thread(const char *name, int tid)
 static void tell_own(const char *name)
 {
 	static const struct { const char *name; int get; } asked[] = {
-		{"dumpable", PR_GET_DUMPABLE}, {"keepcaps", PR_GET_KEEPCAPS}, {"no new privileges", PR_GET_NO_NEW_PRIVS}, {"timer slack", PR_GET_TIMERSLACK},
-		{"machine checks", PR_MCE_KILL_GET}, {"secure bits", PR_GET_SECUREBITS}, {"huge pages", PR_GET_THP_DISABLE}, {"I/O flusher", 58}, {"write or execute", 66},
-		{"merging", 68},
+		{"dumpable", PR_GET_DUMPABLE}, {"keepcaps", PR_GET_KEEPCAPS}, {"no new privileges", PR_GET_NO_NEW_PRIVS},
+		{"timer slack", PR_GET_TIMERSLACK}, {"machine checks", PR_MCE_KILL_GET}, {"secure bits", PR_GET_SECUREBITS},
+		{"huge pages", PR_GET_THP_DISABLE}, {"I/O flusher", 58}, {"write or execute", 66}, {"merging", 68},
 	};
 	unsigned long nodes = 0;
 	int mode = -1, subreaper = 0;
