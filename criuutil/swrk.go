@@ -53,9 +53,13 @@ func StartSwrk(path string, env []string, output *os.File, inherited ...*os.File
 	if err != nil {
 		return nil, fmt.Errorf("socket for criu: %w", err)
 	}
-	if err := raiseFileLimit(); err != nil {
-		conn.Close()
-		return nil, err
+	// A restore needs as many descriptors as criu may have, which raises its limit only with CAP_SYS_RESOURCE; and
+	// images and restored memory are files, of whatever size. The job gets the limits that it had.
+	for _, resource := range []int{unix.RLIMIT_NOFILE, unix.RLIMIT_FSIZE} {
+		if _, err := proc.RaiseLimit(resource); err != nil {
+			conn.Close()
+			return nil, err
+		}
 	}
 	cmd := exec.Command(path, "swrk", "3")
 	cmd.Env = env
@@ -81,20 +85,6 @@ func StartSwrk(path string, env []string, output *os.File, inherited ...*os.File
 		return nil, errors.Join(err, ended)
 	}
 	return &Swrk{Process: process, cmd: cmd, conn: conn.(*net.UnixConn)}, nil
-}
-
-// raiseFileLimit lets criu restore as many descriptors as it may. Without CAP_SYS_RESOURCE it does not
-// raise its limit, and Go starts programs with the one that it was started with, until another is set.
-func raiseFileLimit() error {
-	var limit unix.Rlimit
-	if err := unix.Getrlimit(unix.RLIMIT_NOFILE, &limit); err != nil {
-		return fmt.Errorf("limit of open files: %w", err)
-	}
-	limit.Cur = limit.Max
-	if err := unix.Setrlimit(unix.RLIMIT_NOFILE, &limit); err != nil {
-		return fmt.Errorf("limit of open files: %w", err)
-	}
-	return nil
 }
 
 // Notify is called at each stage that criu announces. pid is the root task as criu's caller

@@ -208,7 +208,7 @@ func (s *starter) start(ctx context.Context) error {
 	if s.record.Input == inputFile {
 		return errors.New("the job reads a file that was the standard input of an earlier version of cucriu run (--stdin), which this version does not support: start it anew in another --dir")
 	}
-	start := &sandbox.Start{Args: s.record.Command, Env: env, Dir: s.record.WorkDir, Output: s.outputPath()}
+	start := &sandbox.Start{Args: s.record.Command, Env: env, Dir: s.record.WorkDir, Output: s.outputPath(), FileSize: s.fileSize}
 	if err := first.Unfit(s.Dir); err != nil {
 		s.say(fmt.Sprintf("the job has no first process of cucriu's: %v; a process whose parent ends cannot be part of its checkpoints, which are refused then", err))
 	} else if err := first.Place(s.Dir); err != nil {

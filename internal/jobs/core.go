@@ -30,7 +30,9 @@ type core struct {
 	store  *store.Store
 	runDir string       // of this job on this host; gone after a reboot
 	user   *job.Account // nil if the job is root's
-	staged string       // where the last image of the job is, if it could not be made a checkpoint
+	// fileSize is how large files this command might write, which counts for the job and not for its checkpoints.
+	fileSize *unix.Rlimit
+	staged   string // where the last image of the job is, if it could not be made a checkpoint
 
 	isNew     bool // the record was made by this run
 	withdrawn bool // the job was refused before it ever ran

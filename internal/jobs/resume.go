@@ -27,6 +27,7 @@ import (
 	"cucriu/internal/jobs/sandbox"
 	"cucriu/internal/jobs/store"
 	"cucriu/internal/proc"
+	"cucriu/internal/units"
 )
 
 // resumeNewest resumes the newest checkpoint that can be restored. What this host refuses would
@@ -108,11 +109,10 @@ func hasStaged(dir string) bool {
 // one before loses an interval, and somebody may just have killed criu.
 func (s *starter) resumeTwice(ctx context.Context, c store.Checkpoint) error {
 	err := s.resume(ctx, c)
-	refused := new(insideError)
 	switch {
 	case err == nil, ctx.Err() != nil, c.Err != nil, errors.As(err, new(*store.DamageError)), errors.As(err, new(*files.OtherNameError)):
 		return err
-	case errors.As(err, &refused) && refused.refused:
+	case preflight.Refused(err):
 		return err
 	}
 	s.tell(Event{Event: EventFailed, Checkpoint: c.Name, Message: fmt.Sprintf("checkpoint %s could not be restored, trying again: %v", called(c), err)})
@@ -163,6 +163,9 @@ func (s *starter) resume(ctx context.Context, c store.Checkpoint) error {
 	if err := s.checkNames(c.Dir); err != nil {
 		return err
 	}
+	if err := s.refuseFileSize(c.Bytes); err != nil {
+		return preflight.AsRefusal(err)
+	}
 	if err := refuseSurvivors(c.Dir); err != nil {
 		return preflight.AsRefusal(err)
 	}
@@ -210,6 +213,17 @@ func (s *starter) resume(ctx context.Context, c store.Checkpoint) error {
 	s.setRunning()
 	s.tell(Event{Event: EventResumed, Checkpoint: c.Name, Message: fmt.Sprintf("%s resumes from checkpoint %s of %s", s.record.Name, c.Name, age(c))})
 	return s.openRoot()
+}
+
+// refuseFileSize refuses a checkpoint that is larger than the files that this program may write, if it cannot raise that
+// limit: memory that is restored is often a file.
+func (s *starter) refuseFileSize(bytes int64) error {
+	var limit unix.Rlimit
+	if err := unix.Getrlimit(unix.RLIMIT_FSIZE, &limit); err != nil || limit.Cur >= uint64(bytes) {
+		return err
+	}
+	return fault.New(fmt.Sprintf("this command may write files of at most %s (ulimit -f), and the checkpoint has %s", units.Size(int64(limit.Cur)), units.Size(bytes)),
+		"run it where there is no such limit, or with CAP_SYS_RESOURCE; the job keeps the limit that it had")
 }
 
 // refuseSurvivors refuses a checkpoint whose processes still run: those of an adopted job ran in no sandbox, which would

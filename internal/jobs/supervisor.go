@@ -18,6 +18,7 @@ import (
 	"cucriu/internal/jobs/life"
 	"cucriu/internal/jobs/sandbox"
 	"cucriu/internal/jobs/store"
+	"cucriu/internal/proc"
 )
 
 // supervisor takes care of one job. Its loop gives every event to [life.State.On], and executes the
@@ -101,6 +102,11 @@ func Run(ctx context.Context, hook *hooks.Hook, o Options, signals *job.Signals)
 	if err := checkHere(ctx, c); err != nil {
 		return 0, err
 	}
+	fileSize, err := proc.RaiseLimit(unix.RLIMIT_FSIZE)
+	if err != nil {
+		return 0, err
+	}
+	c.fileSize = &fileSize
 	s := &supervisor{core: c, starter: starter{lease: l}, checkpointer: checkpointer{core: c}, control: control{core: c}, signals: signals.Take()}
 	defer func() { s.control.end(err) }()
 	if c.store, err = store.Open(o.Dir, store.OpenOptions{Takeover: o.Takeover, Codec: o.Compress, Log: c.hook.Log}); err != nil {

@@ -1,6 +1,7 @@
 package run
 
 import (
+	"encoding/json"
 	"errors"
 	"fmt"
 	"os"
@@ -58,6 +59,48 @@ func TestAJobWhoseCheckpointsAreMissingIsNotStartedAnew(t *testing.T) {
 		rename(t, away, filepath.Join(w.dir, "checkpoints"))
 		w.finish(w.goesOn("000001"))
 		inOrder(t, w)
+	})
+}
+
+// TestAFileSizeLimitIsTheJobsAlone: that of the command that starts it, and neither that of its checkpoints nor of a
+// resume.
+func TestAFileSizeLimitIsTheJobsAlone(t *testing.T) {
+	testenv.Simulated(t, func(t *testing.T) {
+		w := newCUDAWorld(t)
+		under := func(kind string, blocks int) *run {
+			cmd := w.host.CucriuCommand(append([]string{"run", "--dir", w.dir, "--every", "0", "--"}, w.command...)...)
+			limited := w.host.Command("/bin/sh", append([]string{"-c", fmt.Sprintf(`ulimit %s -f %d; exec "$@"`, kind, blocks), "sh"}, cmd.Args...)...)
+			limited.Env = cmd.Env
+			return w.start(limited, nil)
+		}
+		limitOfJob := func() {
+			t.Helper()
+			var shown struct {
+				PID int `json:"job_pid"`
+			}
+			if out, err := w.host.Cucriu("jobs", "show", w.dir, "--json"); err != nil || json.Unmarshal([]byte(out), &shown) != nil {
+				t.Fatalf("%v: %s", err, out)
+			}
+			limits, _ := os.ReadFile(fmt.Sprintf("/proc/%d/limits", shown.PID))
+			if !strings.Contains(string(limits), "Max file size             1024000000000        unlimited") {
+				t.Errorf("the job's limits are\n%s", limits)
+			}
+		}
+		r := under("-S", 2_000_000_000) // of 512 bytes; the simulated GPU is a file, too
+		w.ticks(3)
+		limitOfJob()
+		r.signal(unix.SIGTERM)
+		r.ends(requeue)
+		if has, err := proc.Capabilities(); err != nil || has&(1<<unix.CAP_SYS_RESOURCE) == 0 { // else no limit stays
+			under("", 100).ends(125, "this command may write files of at most 50.0 KiB (ulimit -f), and the checkpoint has ")
+		}
+		r = under("-S", 100)
+		r.says("D resumes from checkpoint 000001")
+		w.ticks(1)
+		limitOfJob()
+		r.signal(unix.SIGTERM)
+		r.ends(requeue)
+		w.finish(w.goesOn("000002"))
 	})
 }
 

@@ -185,6 +185,11 @@ func (s *Start) start(at *console) (pid int, err error) {
 		defer output.Close()
 		command.Stdout, command.Stderr = output, output
 	}
+	if s.FileSize != nil {
+		if err := unix.Setrlimit(unix.RLIMIT_FSIZE, s.FileSize); err != nil {
+			return 0, fmt.Errorf("file-size limit of the job: %w", err)
+		}
+	}
 	started, err := job.Start(command)
 	if err != nil {
 		return 0, err

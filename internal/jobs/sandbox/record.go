@@ -62,6 +62,8 @@ type Start struct {
 	Output string              `json:"output"` // the file to which its output is appended
 	User   *syscall.Credential `json:"user,omitempty"`
 	First  string              `json:"first,omitempty"` // see [job.Command]
+	// FileSize is how large files it may write; nil for what this program may.
+	FileSize *unix.Rlimit `json:"file_size,omitempty"`
 }
 
 // TerminalSpec says what terminal a job is to have.
