@@ -1,6 +1,8 @@
 package run
 
 import (
+	"os"
+	"os/exec"
 	"path/filepath"
 	"strings"
 	"testing"
@@ -27,6 +29,50 @@ func TestAMountOfTheJobIsNotLost(t *testing.T) {
 		}
 		r = w.run()
 		r.says("D resumes from checkpoint")
+		w.stop(0)
+		r.ends(0)
+	})
+}
+
+// TestTheJobSeesWhatTheHostMounts, as from an automounter, and gets its checkpoints. What it binds itself is still its own.
+func TestTheJobSeesWhatTheHostMounts(t *testing.T) {
+	testenv.Simulated(t, func(t *testing.T) {
+		w := emptyWorld(t)
+		shared := filepath.Join(w.work, "shared")
+		mount := func(args ...string) {
+			t.Helper()
+			if out, err := exec.Command("mount", args...).CombinedOutput(); err != nil {
+				t.Fatalf("mount %q: %v: %s", args, err, out)
+			}
+		}
+		for _, dir := range []string{shared, filepath.Join(w.work, "bound")} {
+			if err := os.Mkdir(dir, 0o755); err != nil {
+				t.Fatal(err)
+			}
+		}
+		mount("-t", "tmpfs", "none", shared)
+		t.Cleanup(func() { _ = exec.Command("umount", "-R", shared).Run() })
+		mount("--make-shared", shared)
+		w.command = []string{"sh", "-c", `cd "$0"; : >begun; until [ -e shared/later/file ]; do sleep 0.1; done; : >seen; ` +
+			`until [ -e bind ]; do sleep 0.1; done; mount --bind shared bound; : >isbound; until [ -e stop ]; do sleep 0.1; done`, w.work}
+		w.flags = []string{"--every", "0"}
+		r := w.run()
+		r.awaits("it has begun", func() bool { return testenv.Exists(filepath.Join(w.work, "begun")) })
+		later := filepath.Join(shared, "later")
+		if err := os.Mkdir(later, 0o755); err != nil {
+			t.Fatal(err)
+		}
+		mount("-t", "tmpfs", "none", later)
+		testenv.WriteFile(t, filepath.Join(later, "file"), "")
+		r.awaits("it sees what is mounted", func() bool { return testenv.Exists(filepath.Join(w.work, "seen")) })
+		if out, err := w.host.Cucriu("jobs", "checkpoint", w.dir); err != nil {
+			t.Fatalf("%v: %s", err, out)
+		}
+		testenv.WriteFile(t, filepath.Join(w.work, "bind"), "")
+		r.awaits("it has bound a directory", func() bool { return testenv.Exists(filepath.Join(w.work, "isbound")) })
+		if out, err := w.host.Cucriu("jobs", "checkpoint", w.dir); err == nil || !strings.Contains(out, filepath.Join(w.work, "bound")) {
+			t.Fatalf("%v: %s", err, out)
+		}
 		w.stop(0)
 		r.ends(0)
 	})

@@ -20,13 +20,21 @@ const mountsName = "mounts.json" // the mounts that the sandbox was made with; w
 type mount struct {
 	ID, Parent                int
 	Device, Root, Point, Type string
+	// FromHost says that the host has mounted it, and this namespace has followed. What the job mounts follows nobody, or what
+	// another mount follows, too, from which it was bound.
+	FromHost bool `json:"-"`
 }
 
 // mounts lists those of this process's namespace.
 func mounts() (all []mount, err error) {
 	infos, err := procfs.GetMounts()
+	followers := make(map[string]int)
 	for _, i := range infos {
-		all = append(all, mount{i.MountID, i.ParentID, i.MajorMinorVer, i.Root, i.MountPoint, i.FSType})
+		followers[i.OptionalFields["master"]]++
+	}
+	for _, i := range infos {
+		master, follows := i.OptionalFields["master"]
+		all = append(all, mount{i.MountID, i.ParentID, i.MajorMinorVer, i.Root, i.MountPoint, i.FSType, follows && followers[master] == 1})
 	}
 	return all, err
 }
@@ -67,7 +75,8 @@ func RefuseMounts(dir string) error {
 func unlike(all, others []mount) (points []string) {
 	for _, m := range all {
 		parent := slices.IndexFunc(all, func(p mount) bool { return p.ID == m.Parent })
-		if !slices.Contains(others, m) && (parent < 0 || !m.isAutomatic(all[parent])) {
+		known := slices.ContainsFunc(others, func(o mount) bool { o.FromHost = m.FromHost; return o == m })
+		if !known && (parent < 0 || !m.isAutomatic(all[parent])) {
 			points = append(points, quote.Name(m.Point))
 		}
 	}
@@ -75,8 +84,8 @@ func unlike(all, others []mount) (points []string) {
 }
 
 func (m mount) isAutomatic(parent mount) bool {
-	if strings.Contains(m.Point, "/.criu.") {
-		return true // of a criu that was killed
+	if m.FromHost || parent.Type == "autofs" || strings.Contains(m.Point, "/.criu.") { // of a criu that was killed
+		return true
 	}
 	switch m.Type {
 	case "nfs", "nfs4", "cifs", "smb3", "afs":

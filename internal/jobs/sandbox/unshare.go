@@ -56,7 +56,8 @@ func Unshare(dir string) error {
 	if err != nil {
 		return err
 	}
-	args := []string{"unshare", "--pid", "--mount", "--fork", "--propagation", "private", "--", path, CommandInit, dir}
+	// What the host mounts later is mounted for the job, too: an automounter's trap leads nowhere without it.
+	args := []string{"unshare", "--pid", "--mount", "--fork", "--propagation", "slave", "--", path, CommandInit, dir}
 	return fmt.Errorf("%s: %w", unshare, unix.Exec(unshare, args, os.Environ()))
 }
 
