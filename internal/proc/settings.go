@@ -8,6 +8,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"sync"
 	"unsafe"
 
 	"golang.org/x/sys/unix"
@@ -26,6 +27,7 @@ type SocketSetting struct {
 	FD     int    `json:"fd"`
 	Option string `json:"option"` // its name in the table below
 	Value  []byte `json:"value"`
+	Device string `json:"device,omitempty"` // of a multicast group
 }
 
 // lostOptions are options of sockets that criu neither reads nor sets. To read or set one has no other effect.
@@ -116,6 +118,8 @@ var lostOptions = map[string]struct{ level, option int }{
 	"UDP_NO_CHECK6_RX":          {unix.IPPROTO_UDP, unix.UDP_NO_CHECK6_RX},
 	"UDP_SEGMENT":               {unix.IPPROTO_UDP, unix.UDP_SEGMENT},
 	"UDP_GRO":                   {unix.IPPROTO_UDP, unix.UDP_GRO},
+	"MCAST_JOIN_GROUP":          {unix.IPPROTO_IP, joinGroup}, // cannot be read like others: see joined
+	"MCAST_JOIN_GROUP (IPv6)":   {unix.IPPROTO_IPV6, joinGroup},
 	"NETLINK_PKTINFO":           {unix.SOL_NETLINK, unix.NETLINK_PKTINFO},
 	"NETLINK_BROADCAST_ERROR":   {unix.SOL_NETLINK, unix.NETLINK_BROADCAST_ERROR},
 	"NETLINK_NO_ENOBUFS":        {unix.SOL_NETLINK, unix.NETLINK_NO_ENOBUFS},
@@ -130,7 +134,7 @@ var settableFamilies = []int{unix.AF_INET, unix.AF_INET6, unix.AF_UNIX, unix.AF_
 // The most that an image may ask for.
 const (
 	maxSettings    = 1 << 16 // of one process
-	maxOptionBytes = 64
+	maxOptionBytes = groupBytes
 )
 
 // Validate refuses what no dump can have written.
@@ -148,7 +152,8 @@ func (s Settings) Validate() error {
 	}
 	for _, socket := range s.Sockets {
 		_, known := lostOptions[socket.Option]
-		if size := len(socket.Value); !known || socket.FD < 0 || size == 0 || size > maxOptionBytes {
+		size := len(socket.Value)
+		if !known || socket.FD < 0 || size == 0 || size > maxOptionBytes || socket.Device != "" && size != groupBytes {
 			return fmt.Errorf("invalid option %q of descriptor %d of process %d", socket.Option, socket.FD, s.PID)
 		}
 	}
@@ -178,6 +183,7 @@ func ReadSettings(pid int) (*Settings, error) {
 		option string
 	}
 	usual := make(map[optionOf][]byte)
+	groups := sync.OnceValue(func() []group { return groupsOf(pid) })
 	err = eachSocket(pid, func(fd, shared int, fresh func() int) {
 		for name, o := range lostOptions {
 			value, err := getOption(shared, o.level, o.option)
@@ -189,9 +195,10 @@ func ReadSettings(pid int) (*Settings, error) {
 				usual[of], _ = getOption(of.fresh, o.level, o.option)
 			}
 			if usual[of] != nil && !bytes.Equal(value, usual[of]) && canBeSet(of.fresh, o.level, o.option, value, usual[of]) {
-				s.Sockets = append(s.Sockets, SocketSetting{fd, name, value})
+				s.Sockets = append(s.Sockets, SocketSetting{FD: fd, Option: name, Value: value})
 			}
 		}
+		s.Sockets = append(s.Sockets, joined(fd, shared, groups)...)
 	})
 	requests, requestsErr := readRequests(pid)
 	s.Requests = requests
@@ -225,7 +232,12 @@ func (s Settings) Apply(pid int) error {
 			if socket.FD != fd || !known {
 				continue
 			}
-			if err := unix.SetsockoptString(shared, o.level, o.option, string(socket.Value)); err != nil {
+			value, err := socket.onDevice(shared)
+			if err == nil {
+				err = unix.SetsockoptString(shared, o.level, o.option, string(value))
+			}
+			// Another process that shares the socket may have joined the group.
+			if err != nil && !(socket.Device != "" && errors.Is(err, unix.EADDRINUSE)) {
 				errs = append(errs, fmt.Errorf("%s of its socket (descriptor %d) could not be set: %w", socket.Option, fd, err))
 			}
 		}
@@ -290,7 +302,11 @@ func canBeSet(fresh, level, option int, value, usual []byte) bool {
 }
 
 func getOption(fd, level, option int) ([]byte, error) {
-	value := make([]byte, maxOptionBytes)
+	return getOptionInto(fd, level, option, make([]byte, maxOptionBytes))
+}
+
+// getOptionInto is for an option that is told something, too.
+func getOptionInto(fd, level, option int, value []byte) ([]byte, error) {
 	size := uint32(len(value))
 	_, _, errno := unix.Syscall6(unix.SYS_GETSOCKOPT, uintptr(fd), uintptr(level), uintptr(option),
 		uintptr(unsafe.Pointer(&value[0])), uintptr(unsafe.Pointer(&size)), 0)

@@ -77,6 +77,7 @@ func TestSettingsThatNoDumpHasWrittenAreRefused(t *testing.T) {
 		"unknown option":  {PID: 1, Sockets: []SocketSetting{{FD: 3, Option: "SO_MARK", Value: []byte{1}}}},
 		"descriptor":      {PID: 1, Sockets: []SocketSetting{{FD: -1, Option: "IP_TTL", Value: []byte{1}}}},
 		"long value":      {PID: 1, Sockets: []SocketSetting{{FD: 3, Option: "IP_TTL", Value: make([]byte, maxOptionBytes+1)}}},
+		"half a group":    {PID: 1, Sockets: []SocketSetting{{FD: 3, Option: "MCAST_JOIN_GROUP", Value: []byte{1}, Device: "lo"}}},
 		"unknown request": {PID: 1, Requests: []Request{{What: "exit"}}},
 		"personality":     {PID: 1, Requests: []Request{{What: requestPersonality, Value: "odd"}}},
 		"policy":          {PID: 1, Requests: []Request{{What: requestThreadPolicy, Value: "bind:5000"}}},

@@ -21,7 +21,7 @@ var changed = []struct {
 	says string // what limits.md calls it in its list of what is not restored
 }{
 	{"landlock", "Landlock rules"},
-	{"multicast group", "multicast groups"},
+	{"multicast source", "multicast sources"},
 	{"(session|process|thread) keyring of .*", "keyrings"},
 	{"machine checks of .*", "`PR_MCE_KILL`"},
 	{"Rss of locked-on-fault", "untouched pages of `mlock2` on fault"},

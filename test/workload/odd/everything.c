@@ -122,7 +122,9 @@ static void have_sockets(void)
 {
 	struct sockaddr_nl name = {.nl_family = AF_NETLINK};
 	struct sockaddr_in any = {.sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
-	struct ip_mreqn group = {.imr_multiaddr.s_addr = htonl(0xe0000123), .imr_ifindex = 1};
+	struct ip_mreqn group = {.imr_multiaddr.s_addr = inet_addr("224.0.1.35"), .imr_ifindex = 1};
+	struct ipv6_mreq group6 = {.ipv6mr_interface = 1};
+	struct ip_mreq_source source = {{inet_addr("224.0.1.36")}, {htonl(INADDR_LOOPBACK)}, {htonl(INADDR_LOOPBACK)}};
 	int pair[2];
 
 	connection(AF_INET, (const char *const[]){"listener", "client", "server"});
@@ -130,7 +132,10 @@ static void have_sockets(void)
 	add_socket("udp", socket(AF_INET, SOCK_DGRAM, 0));
 	must(bind(sockets[6].fd, (struct sockaddr *)&any, sizeof any));
 	must(setsockopt(sockets[6].fd, IPPROTO_IP, IP_ADD_MEMBERSHIP, &group, sizeof group));
+	must(setsockopt(sockets[6].fd, IPPROTO_IP, IP_ADD_SOURCE_MEMBERSHIP, &source, sizeof source));
 	add_socket("udp6", socket(AF_INET6, SOCK_DGRAM, 0));
+	inet_pton(AF_INET6, "ff02::123", &group6.ipv6mr_multiaddr);
+	must(setsockopt(sockets[7].fd, IPPROTO_IPV6, IPV6_JOIN_GROUP, &group6, sizeof group6));
 	add_socket("raw", socket(AF_INET, SOCK_RAW, IPPROTO_ICMP));
 	add_socket("netlink", socket(AF_NETLINK, SOCK_RAW, NETLINK_ROUTE));
 	must(bind(sockets[9].fd, (struct sockaddr *)&name, sizeof name));
@@ -506,13 +511,27 @@ static void tell_of_files(void)
 	fprintf(out, "terminal modes: %x %x %x %x %d\n", how.c_iflag, how.c_oflag, how.c_cflag, how.c_lflag, how.c_cc[VMIN]);
 }
 
+static void tell_group(const char *name, int fd, int family, const char *address)
+{
+	struct group_filter filter = {.gf_interface = 1, .gf_group.ss_family = family};
+	socklen_t size = sizeof filter;
+	int level = family == AF_INET ? IPPROTO_IP : IPPROTO_IPV6;
+
+	if (family == AF_INET)
+		inet_pton(family, address, &((struct sockaddr_in *)&filter.gf_group)->sin_addr);
+	else
+		inet_pton(family, address, &((struct sockaddr_in6 *)&filter.gf_group)->sin6_addr);
+	if (getsockopt(fd, level, MCAST_MSFILTER, &filter, &size) != 0)
+		fprintf(out, "%s: %m\n", name);
+	else
+		fprintf(out, "%s: mode %d, %d sources\n", name, filter.gf_fmode, filter.gf_numsrc);
+}
+
 static void tell(void)
 {
-	struct ip_mreqn group = {.imr_multiaddr.s_addr = htonl(0xe0000123), .imr_ifindex = 1};
-	bool member = setsockopt(sockets[6].fd, IPPROTO_IP, IP_DROP_MEMBERSHIP, &group, sizeof group) == 0;
-
-	fprintf(out, "multicast group: %s\n", member ? "joined" : "left");
-	setsockopt(sockets[6].fd, IPPROTO_IP, IP_ADD_MEMBERSHIP, &group, sizeof group);
+	tell_group("multicast group", sockets[6].fd, AF_INET, "224.0.1.35");
+	tell_group("multicast source", sockets[6].fd, AF_INET, "224.0.1.36");
+	tell_group("multicast group of IPv6", sockets[7].fd, AF_INET6, "ff02::123");
 	tell_of_thread("the process", getpid());
 	tell_of_thread("the other", second);
 	tell_own("the first");
