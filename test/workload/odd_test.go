@@ -38,6 +38,7 @@ var odd = []struct{ kind, finding string }{
 	{"child-uts-namespace", preflight.FindingNamespace},
 	{"child-cgroup-namespace", preflight.FindingNamespace},
 	{"child-time-namespace", preflight.FindingNamespace},
+	{"dead-session", ""},
 	{"main-thread-ended", preflight.FindingUnsupportedProcess},
 	{"clone-vm", preflight.FindingUnsupportedProcess},
 	{"clone-fs", preflight.FindingUnsupportedProcess},

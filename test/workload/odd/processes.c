@@ -36,6 +36,23 @@ static void leave_name(void) { try(unshare(CLONE_NEWUTS)); }
 static void leave_groups(void) { try(unshare(CLONE_NEWCGROUP)); }
 static void leave_time(void) { try(unshare(0x80 /* CLONE_NEWTIME */)); }
 
+/* A child gets a process that is in a session whose leader has ended, and that has no other above it. */
+static void adopt_from_session(void)
+{
+	must(prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0));
+	pid_t leader = must(fork());
+	if (leader == 0) {
+		must(setsid());
+		if (must(fork()) == 0)
+			for (;;)
+				pause();
+		_exit(0);
+	}
+	must(waitpid(leader, NULL, 0));
+}
+
+static void child_of_dead_session(void) { only_child = child(adopt_from_session); }
+
 static void child_with_users(void) { only_child = child(leave_users); }
 static void child_with_pids(void) { only_child = child(leave_pids); }
 static void child_with_ipc(void) { only_child = child(leave_ipc); }
@@ -209,6 +226,7 @@ const struct kind of_processes[] = {
 	{"child-uts-namespace", child_with_name, look_at_child},
 	{"child-cgroup-namespace", child_with_groups, look_at_child},
 	{"child-time-namespace", child_with_time, look_at_child},
+	{"dead-session", child_of_dead_session, look_at_child},
 	{"main-thread-ended", main_ended, NULL},
 	{"clone-vm", shared_memory_child, NULL},
 	{"clone-fs", shared_directory_child, NULL},
