@@ -34,7 +34,7 @@ Without options it checks this machine: the driver, criu, the kernel, and the
 privileges of this process. With -t it also checks a process tree, as a dump would;
 with -t and -D, also whether the image can be written to DIR and fits. With -D alone
 it checks an image, and whether this machine can restore it: its pids must be free.
-Nothing is changed.
+The pages of the image are not read, which cucriu verify does. Nothing is changed.
 
 With --calibrate, two helper processes use the first GPU for a moment, to find out
 whether NVIDIA's kernel module reports which processes share device memory. The
@@ -135,6 +135,9 @@ func checked(pid int, dir string, warnings int) string {
 	}
 	if warnings > 0 {
 		text += ", with " + units.Count(warnings, "warning")
+	}
+	if pid == 0 && dir != "" {
+		text += "; its pages were not read: cucriu verify " + dir + " does"
 	}
 	return text
 }
