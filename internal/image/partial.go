@@ -169,6 +169,8 @@ func removeStalePartials(dir string, needed func(string) bool) error {
 		process, err := proc.Open(writer)
 		if err == nil {
 			process.Close()
+		}
+		if err == nil && (claimed || writer != os.Getpid()) { // else we have the pid of one that was killed, as in a container
 			if claimed {
 				return fault.New(fmt.Sprintf("another dump into %s is at work (process %d)", dir, writer), "name another image directory")
 			}

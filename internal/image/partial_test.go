@@ -3,7 +3,9 @@ package image
 import (
 	"errors"
 	"os"
+	"os/exec"
 	"path/filepath"
+	"strconv"
 	"strings"
 	"testing"
 )
@@ -80,5 +82,34 @@ func TestAPublishedImageHasItsName(t *testing.T) {
 	}
 	if _, err := os.Lstat(p.Path()); !errors.Is(err, os.ErrNotExist) {
 		t.Errorf("the partial directory is still there: %v", err)
+	}
+}
+
+// TestWhatAKilledDumpLeftIsRemoved by the next one into that directory, even if it has the same pid, as in a container.
+func TestWhatAKilledDumpLeftIsRemoved(t *testing.T) {
+	dir := filepath.Join(t.TempDir(), "images")
+	gone := exec.Command("true")
+	if err := gone.Run(); err != nil {
+		t.Fatal(err)
+	}
+	for _, pid := range []int{gone.Process.Pid, os.Getpid()} {
+		left := filepath.Join(dir+partialInfix+strconv.Itoa(pid), "stale")
+		if err := os.MkdirAll(left, 0o700); err != nil {
+			t.Fatal(err)
+		}
+		p, err := NewPartial(dir, func(string) bool { return false })
+		if err != nil {
+			t.Fatal(err)
+		}
+		if _, err := os.Stat(left); !errors.Is(err, os.ErrNotExist) {
+			t.Errorf("process %d: %v", pid, err)
+		}
+		if _, err := NewPartial(dir, func(string) bool { return false }); err == nil || !strings.Contains(err.Error(), "another dump into") {
+			t.Errorf("beside one that is at work: %v", err)
+		}
+		if err := p.Remove(); err != nil {
+			t.Fatal(err)
+		}
+		p.Close()
 	}
 }
