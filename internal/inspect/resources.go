@@ -7,6 +7,7 @@ import (
 	"runtime"
 	"runtime/debug"
 	"slices"
+	"strings"
 
 	"golang.org/x/sys/unix"
 
@@ -86,10 +87,20 @@ func (r Room) judge(processes []Process) (preflight.Findings, error) {
 	}
 	findings, err := stagingFindings(proc.System{}, processes, image)
 	if free := stat.Bfree * uint64(stat.Bsize); need > free && stat.Blocks > 0 { // some file systems do not say how large they are
-		findings = append(findings, preflight.New(preflight.FindingDiskSpace, fmt.Sprintf("the image takes at least %s, but the file system of the image directory has %s free", mib(need), mib(free)),
-			fmt.Sprintf("free %s on it, or dump to another file system", mib(need-min(need, free>>20<<20)))))
+		free = free >> 20 << 20
+		findings = append(findings, preflight.New(preflight.FindingDiskSpace,
+			fmt.Sprintf("the image takes at least %s, but the file system of %s has %s free", mib(need), pathOf(r.imageDir), mib(free)),
+			fmt.Sprintf("free at least %s on it, or write the image to another file system", mib(need-min(need, free)))))
 	}
 	return findings, err
+}
+
+// pathOf returns the path of a directory that may be given by its descriptor.
+func pathOf(dir string) string {
+	if path, err := os.Readlink(dir); err == nil && strings.HasPrefix(dir, "/proc/") {
+		return path
+	}
+	return dir
 }
 
 // ordinarySize returns the least that the image of a tree takes on disk beside the memory of the GPUs: its private
