@@ -76,6 +76,11 @@ func (in *instance) setLeaving(is bool) {
 
 // ask has a request served in the sandbox.
 func (in *instance) ask(ctx context.Context, r inside.Request) (a inside.Answer, err error) {
+	if r.Op == inside.Dump || r.Op == inside.Check {
+		if r.Mounts, err = in.sandbox.MountsOfJob(); err != nil {
+			return a, err
+		}
+	}
 	// The program as it runs, by the descriptor that it inherits.
 	program, err := os.Open(self.Path)
 	if err != nil {

@@ -1,6 +1,7 @@
 package run
 
 import (
+	"errors"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -58,11 +59,12 @@ func TestTheJobSeesWhatTheHostMounts(t *testing.T) {
 		w.flags = []string{"--every", "0"}
 		r := w.run()
 		r.awaits("it has begun", func() bool { return testenv.Exists(filepath.Join(w.work, "begun")) })
-		later := filepath.Join(shared, "later")
-		if err := os.Mkdir(later, 0o755); err != nil {
+		later, other := filepath.Join(shared, "later"), filepath.Join(shared, "other")
+		if err := errors.Join(os.Mkdir(later, 0o755), os.Mkdir(other, 0o755)); err != nil {
 			t.Fatal(err)
 		}
 		mount("-t", "tmpfs", "none", later)
+		mount("--bind", later, other) // what another mount follows, too
 		testenv.WriteFile(t, filepath.Join(later, "file"), "")
 		r.awaits("it sees what is mounted", func() bool { return testenv.Exists(filepath.Join(w.work, "seen")) })
 		if out, err := w.host.Cucriu("jobs", "checkpoint", w.dir); err != nil {

@@ -77,7 +77,7 @@ func Serve(ctx context.Context, hook *hooks.Hook, criu string, in io.Reader, out
 		err = refuseOutside(r.Root)
 	}
 	if r.Own && (r.Op == Dump || r.Op == Check) {
-		err = errors.Join(err, sandbox.RefuseMounts(r.Sandbox))
+		err = errors.Join(err, refuseMounts(r.Mounts))
 	}
 	err = preflight.AsRefusal(err)
 	switch r.Op {

@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"strings"
 
 	"cucriu/internal/fault"
 	"cucriu/internal/proc"
@@ -40,4 +41,13 @@ func refuseOutside(root int) error {
 			"end it, or start the job anew in another --dir, in which such processes stay below the job's first process"))
 	}
 	return errors.Join(all...)
+}
+
+// refuseMounts refuses a job that has mounted or unmounted something in its sandbox.
+func refuseMounts(points []string) error {
+	if len(points) == 0 {
+		return nil
+	}
+	return fault.New("the job has mounted or unmounted something on "+strings.Join(points, ", ")+" in its sandbox, which would be otherwise after a resume",
+		"let the job undo that, or do it on the host before cucriu run starts the job")
 }

@@ -56,6 +56,8 @@ type Request struct {
 	PIDs PIDs `json:"pids,omitempty"`
 	// Sandbox is the folder of the sandbox's records.
 	Sandbox string `json:"sandbox,omitempty"`
+	// Mounts are where the job has mounted or unmounted something.
+	Mounts []string `json:"mounts,omitempty"`
 	// NoTerminal is for a job that was adopted and has no terminal open.
 	NoTerminal bool `json:"no_terminal,omitempty"`
 	// Output is where a job writes that wrote into a pipe to somebody else when it was adopted.

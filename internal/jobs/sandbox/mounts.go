@@ -10,7 +10,7 @@ import (
 	"github.com/prometheus/procfs"
 
 	"cucriu/internal/durable"
-	"cucriu/internal/fault"
+	"cucriu/internal/proc"
 	"cucriu/internal/quote"
 )
 
@@ -20,72 +20,83 @@ const mountsName = "mounts.json" // the mounts that the sandbox was made with; w
 type mount struct {
 	ID, Parent                int
 	Device, Root, Point, Type string
-	// FromHost says that the host has mounted it, and this namespace has followed. What the job mounts follows nobody, or what
-	// another mount follows, too, from which it was bound.
-	FromHost bool `json:"-"`
+	Follows                   bool // what is mounted and unmounted on the host
 }
 
-// mounts lists those of this process's namespace.
-func mounts() (all []mount, err error) {
-	infos, err := procfs.GetMounts()
-	followers := make(map[string]int)
+// mounts lists those of a process's namespace.
+func mounts(pid int) (all []mount, err error) {
+	infos, err := procfs.GetProcMounts(pid)
 	for _, i := range infos {
-		followers[i.OptionalFields["master"]]++
-	}
-	for _, i := range infos {
-		master, follows := i.OptionalFields["master"]
-		all = append(all, mount{i.MountID, i.ParentID, i.MajorMinorVer, i.Root, i.MountPoint, i.FSType, follows && followers[master] == 1})
+		_, follows := i.OptionalFields["master"]
+		all = append(all, mount{i.MountID, i.ParentID, i.MajorMinorVer, i.Root, i.MountPoint, i.FSType, follows})
 	}
 	return all, err
 }
 
 // recordMounts notes what is mounted before the job is there.
 func recordMounts(dir string) error {
-	all, err := mounts()
+	all, err := mounts(os.Getpid())
 	if err != nil {
 		return err
 	}
 	return durable.WriteJSON(filepath.Join(dir, mountsName), all)
 }
 
-// RefuseMounts refuses a job that has mounted or unmounted something in its sandbox, whose records are in dir: a mount
-// ends with the sandbox, and what is in it is in no checkpoint. To be called in the sandbox.
-func RefuseMounts(dir string) error {
+// MountsOfJob lists where the job has mounted or unmounted something in its sandbox. A mount ends with the sandbox, and what is
+// in it is in no checkpoint. To be called on the host.
+func (s *Sandbox) MountsOfJob() ([]string, error) {
 	var known []mount
-	err := durable.ReadJSON(filepath.Join(dir, mountsName), &known)
+	err := durable.ReadJSON(filepath.Join(s.Dir, mountsName), &known)
 	if errors.Is(err, os.ErrNotExist) {
-		return nil // an earlier version has made the sandbox
+		return nil, nil // an earlier version has made the sandbox
 	}
 	if err != nil {
-		return err
+		return nil, err
 	}
-	all, err := mounts()
-	if err != nil {
-		return err
+	var looks [3][]mount
+	for i, pid := range []int{os.Getpid(), s.Init().PID, os.Getpid()} { // the host may mount and unmount meanwhile
+		if looks[i], err = mounts(pid); err != nil {
+			return nil, proc.GoneOr(pid, err)
+		}
 	}
-	if points := append(unlike(all, known), unlike(known, all)...); len(points) > 0 {
-		return fault.New("the job has mounted or unmounted something on "+strings.Join(points, ", ")+" in its sandbox, which would be otherwise after a resume",
-			"let the job undo that, or do it on the host before cucriu run starts the job")
-	}
-	return nil
+	return ofJob(known, looks[1], looks[0], looks[2]), nil
 }
 
-// unlike lists where there are mounts that others have not. What the kernel mounts by itself when a path is used it
-// mounts again.
-func unlike(all, others []mount) (points []string) {
-	for _, m := range all {
-		parent := slices.IndexFunc(all, func(p mount) bool { return p.ID == m.Parent })
-		known := slices.ContainsFunc(others, func(o mount) bool { o.FromHost = m.FromHost; return o == m })
-		if !known && (parent < 0 || !m.isAutomatic(all[parent])) {
+// ofJob lists where the job has mounted or unmounted something. The rest of what has changed since the known mounts were all that
+// there were has changed on the host, at one of two looks, or by itself.
+func ofJob(known, all, before, after []mount) (points []string) {
+	on := func(host []mount, m mount) bool {
+		return slices.ContainsFunc(host, func(h mount) bool {
+			return h.Device == m.Device && h.Root == m.Root && h.Point == m.Point && h.Type == m.Type
+		})
+	}
+	for _, m := range unlike(all, known) {
+		if !on(before, m) && !on(after, m) {
+			points = append(points, quote.Name(m.Point))
+		}
+	}
+	for _, m := range unlike(known, all) {
+		if !m.Follows || on(before, m) && on(after, m) {
 			points = append(points, quote.Name(m.Point))
 		}
 	}
 	return points
 }
 
+// unlike lists the mounts that others have not. What the kernel mounts by itself when a path is used it mounts again.
+func unlike(all, others []mount) (unlike []mount) {
+	for _, m := range all {
+		parent := slices.IndexFunc(all, func(p mount) bool { return p.ID == m.Parent })
+		if !slices.Contains(others, m) && (parent < 0 || !m.isAutomatic(all[parent])) {
+			unlike = append(unlike, m)
+		}
+	}
+	return unlike
+}
+
 func (m mount) isAutomatic(parent mount) bool {
-	if m.FromHost || parent.Type == "autofs" || strings.Contains(m.Point, "/.criu.") { // of a criu that was killed
-		return true
+	if strings.Contains(m.Point, "/.criu.") {
+		return true // of a criu that was killed
 	}
 	switch m.Type {
 	case "nfs", "nfs4", "cifs", "smb3", "afs":

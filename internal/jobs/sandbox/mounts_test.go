@@ -5,29 +5,44 @@ import (
 	"testing"
 )
 
-func TestWhatTheKernelMountsItselfIsNotTheJobs(t *testing.T) {
-	root := mount{1, 0, "8:1", "/", "/", "ext4", false}
-	home := mount{2, 1, "0:50", "/", "/home", "nfs4", false}
-	all := []mount{
-		root,
-		home,
-		{3, 2, "0:51", "/", "/home/alice", "nfs4", false}, // of another volume
-		{4, 1, "0:52", "/", "/mnt", "tmpfs", false},
-		{5, 2, "0:53", "/", "/home/scratch", "tmpfs", false},
-		{6, 1, "0:54", "/", "/tmp/.criu.cgmounts.a1b2c3", "cgroup", false},
-		{7, 1, "0:55", "/", "/net", "tmpfs", true},
-		{8, 1, "0:56", "/", "/auto", "autofs", true},
-		{9, 8, "8:1", "/exports/alice", "/auto/alice", "ext4", false},
+func TestWhatTheKernelOrTheHostMountsIsNotTheJobs(t *testing.T) {
+	root := mount{1, 0, "8:1", "/", "/", "ext4", true}
+	home := mount{2, 1, "0:50", "/", "/home", "nfs4", true}
+	own := mount{4, 1, "0:58", "/", "/dev/shm", "tmpfs", false}
+	known := []mount{root, home, own}
+	with := func(mounts []mount, more ...mount) []mount { return append(slices.Clone(mounts), more...) }
+	without := func(mounts []mount, gone mount) []mount {
+		return slices.DeleteFunc(slices.Clone(mounts), func(m mount) bool { return m == gone })
 	}
-	if points := unlike(all, []mount{root, home}); !slices.Equal(points, []string{"/mnt", "/home/scratch"}) {
-		t.Errorf("mounted: %q", points)
-	}
-	if points := unlike([]mount{root, home}, []mount{root}); !slices.Equal(points, []string{"/home"}) {
-		t.Errorf("unmounted: %q", points)
-	}
-	other := home
-	other.Root = "/other"
-	if points := append(unlike([]mount{root, other}, []mount{root, home}), unlike([]mount{root, home}, []mount{root, other})...); len(points) != 2 {
-		t.Errorf("mounted at the same place: %q", points)
+	host := []mount{{20, 0, "8:1", "/", "/", "ext4", false}, {21, 20, "0:50", "/", "/home", "nfs4", false}}
+	scratch := mount{30, 1, "8:2", "/", "/scratch", "ext4", true}
+	onHost := mount{40, 20, "8:2", "/", "/scratch", "ext4", false}
+	volume := mount{31, 2, "0:51", "/", "/home/alice", "nfs4", false}
+	bound := mount{33, 1, "8:1", "/new", "/current", "ext4", true}
+	onTop := mount{34, 2, "0:53", "/", "/home/scratch", "tmpfs", false}
+	for name, test := range map[string]struct {
+		known, all, before, after []mount
+		want                      []string
+	}{
+		"nothing":                               {known, known, host, host, nil},
+		"another volume of a file server":       {known, with(known, volume), host, host, nil},
+		"by a criu that was killed":             {known, with(known, mount{6, 1, "0:54", "/", "/tmp/.criu.cgmounts.a1", "cgroup", false}), host, host, nil},
+		"by the host":                           {known, with(known, scratch), with(host, onHost), with(host, onHost), nil},
+		"by the host just now":                  {known, with(known, scratch), host, with(host, onHost), nil},
+		"by the host, and unmounted just now":   {known, with(known, scratch), with(host, onHost), host, nil},
+		"unmounted by the host":                 {with(known, scratch), known, host, host, nil},
+		"unmounted by the host just now":        {with(known, scratch), known, with(host, onHost), host, nil},
+		"unmounted by the job":                  {with(known, scratch), known, with(host, onHost), with(host, onHost), []string{"/scratch"}},
+		"the sandbox's own unmounted":           {known, without(known, own), host, host, []string{"/dev/shm"}},
+		"by the job":                            {known, with(known, onTop), host, host, []string{"/home/scratch"}},
+		"by the job what the host has":          {known, with(known, mount{35, 1, "8:2", "/", "/mnt", "ext4", true}), with(host, onHost), with(host, onHost), []string{"/mnt"}},
+		"bound by the job from what it follows": {known, with(known, bound), host, host, []string{"/current"}},
+		"in place of another": {
+			known, with(without(known, home), mount{36, 1, "0:50", "/other", "/home", "nfs4", false}), host, host, []string{"/home", "/home"},
+		},
+	} {
+		if points := ofJob(test.known, test.all, test.before, test.after); !slices.Equal(points, test.want) {
+			t.Errorf("%s: %q, want %q", name, points, test.want)
+		}
 	}
 }
