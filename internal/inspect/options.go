@@ -176,7 +176,8 @@ func (s *snapshot) lowerFindings() (findings preflight.Findings) {
 	if len(lower) == 0 {
 		return nil
 	}
-	names := namesOf(lower, s.mounted())
+	// The device of such a file may be another than that of the mount.
+	names := namesOf(lower, slices.DeleteFunc(s.mounted(), func(m mounted) bool { return m.kind != "overlay" }))
 	for _, f := range lower {
 		if names[f.target] == "" { // else it was in the lower layer once
 			findings = append(findings, RemovedName{PID: f.of.pid, Path: f.name()}.refused())

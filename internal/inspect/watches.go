@@ -59,7 +59,9 @@ func (s *snapshot) watches(w *Wanted) {
 	if len(unopened) == 0 {
 		return
 	}
-	names := namesOf(unopened, mounts)
+	names := namesOf(unopened, slices.DeleteFunc(slices.Clone(mounts), func(m mounted) bool {
+		return !slices.ContainsFunc(unopened, func(w watch) bool { return w.target.device == m.device })
+	}))
 	for _, watched := range unopened {
 		name := names[watched.target]
 		if name == "" {
@@ -173,18 +175,15 @@ const (
 )
 
 // namesOf looks through file systems for the names of files, as the job knows them. Those may be slow, or hang.
-func namesOf(files []watch, all []mounted) map[inode]string {
-	wanted, devices := make(map[inode]bool), make(map[uint64]bool)
+func namesOf(files []watch, in []mounted) map[inode]string {
+	wanted := make(map[inode]bool)
 	for _, f := range files {
-		wanted[f.target], devices[f.target.device] = true, true
+		wanted[f.target] = true
 	}
 	found := make(chan map[inode]string, 1)
 	go func() {
 		names, looked, end := make(map[inode]string), 0, time.Now().Add(nameTime)
-		for _, m := range all {
-			if !devices[m.device] {
-				continue
-			}
+		for _, m := range in {
 			top := filepath.Join(m.root, m.at)
 			_ = filepath.WalkDir(top, func(path string, entry fs.DirEntry, err error) error {
 				var stat unix.Stat_t

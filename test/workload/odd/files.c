@@ -415,31 +415,36 @@ static void watch_name(const char *name)
 	must(inotify_add_watch(watcher, name, IN_OPEN));
 }
 
-/* Its lower layer has a file. */
-static void mount_overlay(void)
+/* Its lower layer has a file. With the layers APART, this is seen in the numbers of devices. */
+static void mount_overlay(bool apart)
 {
 	char options[500];
 
 	must(mkdir("lower", 0700));
 	must(mkdir("lower/in", 0700));
-	must(mkdir("upper", 0700));
-	must(mkdir("work", 0700));
+	must(mkdir("changes", 0700));
+	if (apart)
+		try(mount("odd", "changes", "tmpfs", 0, NULL));
+	must(mkdir("changes/upper", 0700));
+	must(mkdir("changes/work", 0700));
 	must(close(must(creat("lower/in/watched", 0600))));
-	snprintf(options, sizeof options, "lowerdir=%1$s/lower,upperdir=%1$s/upper,workdir=%1$s/work", arguments[2]);
+	snprintf(options, sizeof options, "lowerdir=%1$s/lower,upperdir=%1$s/changes/upper,workdir=%1$s/changes/work", arguments[2]);
 	try(mount("odd", "/mnt", "overlay", 0, options));
+	if (apart)
+		must(umount2("changes", MNT_DETACH)); /* the overlay has it */
 }
 
 /* Nobody can open what is watched by its handle. */
 static void watch_overlay(void)
 {
-	mount_overlay();
+	mount_overlay(false);
 	watch_name("/mnt/in/watched");
 }
 
 /* The kernel tells that it has a name, and gives it none. */
 static void remove_lower(void)
 {
-	mount_overlay();
+	mount_overlay(false);
 	must(open("/mnt/in/watched", O_RDONLY));
 	must(unlink("/mnt/in/watched"));
 }
@@ -447,7 +452,7 @@ static void remove_lower(void)
 /* It has a name, and is in the upper layer by now. */
 static void remove_linked(void)
 {
-	mount_overlay();
+	mount_overlay(true);
 	must(open("/mnt/in/watched", O_RDONLY));
 	must(link("/mnt/in/watched", "/mnt/in/other"));
 	must(unlink("/mnt/in/watched"));
