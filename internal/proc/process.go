@@ -42,9 +42,8 @@ func (id Ident) Alive() bool {
 
 // BeganAfter reports whether the process began after a time on the caller's boot clock, or in the same clock tick.
 func (id Ident) BeganAfter(boottime time.Duration) (bool, error) {
-	const tick = time.Second / 100 // USER_HZ
 	offset, err := boottimeTicks()
-	return id.StartTime >= uint64(int64(boottime/tick)-offset), err
+	return id.StartTime >= uint64(boottime.Nanoseconds()/nanosPerTick-offset), err
 }
 
 // Process is a process held by a pidfd. A signal sent through it reaches this process or
