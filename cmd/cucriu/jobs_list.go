@@ -335,6 +335,9 @@ func (r *jobReport) describe() {
 	of, _ := jobs.Describe(r.Job.Dir) // a record that cannot be read is told of below
 	options, _ := jobs.Flags(r.Job.Dir)
 	r.Command, r.Options, r.User = append([]string{}, of.Command...), append([]string{}, options...), "root" // not nil: null is no list in JSON
+	if of.Adopted {
+		r.User = cmp.Or(of.User, "-")
+	}
 	for _, option := range options {
 		if name, is := strings.CutPrefix(option, "--user="); is {
 			r.User = name

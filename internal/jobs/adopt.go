@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"os/user"
 	"path/filepath"
 	"strconv"
 	"strings"
@@ -29,6 +30,10 @@ func adoptedRecord(o Options) (record, error) {
 	if err == nil {
 		r.WorkDir, err = os.Readlink(fmt.Sprintf("/proc/%d/cwd", o.Adopt))
 	}
+	var status proc.Status
+	if err == nil {
+		status, err = proc.ReadStatus(o.Adopt)
+	}
 	if errors.Is(proc.GoneOr(o.Adopt, err), proc.ErrGone) {
 		return record{}, fmt.Errorf("--adopt %d: no such process", o.Adopt)
 	}
@@ -37,6 +42,12 @@ func adoptedRecord(o Options) (record, error) {
 	}
 	if len(line) == 0 {
 		return record{}, fmt.Errorf("process %d cannot be adopted: it is a kernel thread or has ended", o.Adopt)
+	}
+	if len(status.UIDs) > 0 {
+		r.User = strconv.Itoa(status.UIDs[0])
+		if known, err := user.LookupId(r.User); err == nil {
+			r.User = known.Username
+		}
 	}
 	for word := range strings.SplitSeq(strings.TrimRight(string(line), "\x00"), "\x00") {
 		r.Command = append(r.Command, proc.Printable(word)) // a program may write anything there

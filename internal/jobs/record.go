@@ -37,7 +37,9 @@ type record struct {
 	Begun   time.Time `json:"begun"`
 	Input   input     `json:"input,omitempty"`
 	// Adopted says that the job was not started by us.
-	Adopted  bool      `json:"adopted,omitempty"`
+	Adopted bool `json:"adopted,omitempty"`
+	// User is whose the process was that was adopted.
+	User     string    `json:"user,omitempty"`
 	Finished *finished `json:"finished,omitempty"` // nil if the job has not come to its end
 }
 
@@ -264,6 +266,9 @@ type Description struct {
 	Command  []string
 	Begun    time.Time
 	Finished bool
+	// User is whose the job is; "" if the options of cucriu run say so, or it is not known of a job that was adopted.
+	User    string
+	Adopted bool
 	// Attached says that the job reads from its cucriu run, by --tty or by --stdin of an earlier version.
 	Attached bool
 }
@@ -277,7 +282,7 @@ func Describe(dir string) (Description, error) {
 // DescribeAs is Describe for a record that has another name yet.
 func DescribeAs(path string) (Description, error) {
 	r, err := loadRecord(path)
-	return Description{Name: r.Name, Dir: r.Dir, Command: r.Command, Begun: r.Begun, Finished: r.Finished != nil, Attached: r.Input != inputNone}, err
+	return Description{Name: r.Name, Dir: r.Dir, Command: r.Command, Begun: r.Begun, Finished: r.Finished != nil, User: r.User, Adopted: r.Adopted, Attached: r.Input != inputNone}, err
 }
 
 // TravelFiles are the files that a job takes along when it moves to another host, beside its

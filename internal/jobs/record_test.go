@@ -3,8 +3,11 @@ package jobs
 import (
 	"bytes"
 	"os"
+	"os/exec"
 	"path/filepath"
+	"strconv"
 	"strings"
+	"syscall"
 	"testing"
 	"time"
 
@@ -98,5 +101,27 @@ func TestAJobWithoutItsRecordIsNamed(t *testing.T) {
 	}
 	if _, err := Find(t.TempDir(), t.TempDir()); err == nil || !strings.Contains(err.Error(), "is not the directory of a job") {
 		t.Errorf("of another directory: %v", err)
+	}
+}
+
+// TestAnAdoptedJobIsItsUsers, not root's.
+func TestAnAdoptedJobIsItsUsers(t *testing.T) {
+	const id = 12345 // nobody has a name for it
+	cmd := exec.Command("/bin/sleep", "1000")
+	cmd.SysProcAttr = &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: id, Gid: id}}
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = cmd.Wait() }()
+	defer func() { _ = cmd.Process.Kill() }()
+	r, err := adoptedRecord(Options{Dir: t.TempDir(), Adopt: cmd.Process.Pid})
+	if err != nil || r.User != strconv.Itoa(id) {
+		t.Errorf("the record is %+v (%v)", r, err)
+	}
+	if err := r.write(r.Dir); err != nil {
+		t.Fatal(err)
+	}
+	if of, err := Describe(r.Dir); err != nil || of.User != r.User || !of.Adopted {
+		t.Errorf("it is described as %+v (%v)", of, err)
 	}
 }
