@@ -134,36 +134,63 @@ func TestWhatAnAdoptedJobHasLeftIsNoSecondCopy(t *testing.T) {
 // began and left after it would run twice.
 func TestWhatLeavesAnAdoptedJob(t *testing.T) {
 	testenv.Simulated(t, func(t *testing.T) {
-		w := newCUDAWorld(t)
-		w.flags = []string{"--every", "0", "--probe=off"}
-		script := `trap "" HUP; exec </dev/null; (sleep 3001 &); (until [ -e go ]; do sleep 0.1; done; sleep 3002 &) & true & exec "$@"`
-		cmd := w.host.Command("sh", append([]string{"-c", script, "sh"}, w.command...)...)
-		cmd.Dir, cmd.SysProcAttr = w.work, &syscall.SysProcAttr{Setsid: true}
-		cmd.Stdout = create(t, filepath.Join(w.work, "output"))
-		must(t, cmd.Start())
-		w.ticks(3)
-		r := w.adopts(cmd.Process.Pid)
-		r.says("is now supervised")
-		w.checkpoint()
-		r.says("has left the tree of process")
-		testenv.WriteFile(t, filepath.Join(w.work, "go"), "")
-		sleeper := func(seconds string) (found []int) {
-			return slices.DeleteFunc(testenv.Running("sleep"), func(pid int) bool { return testenv.CommandLine(pid)[1] != seconds })
-		}
-		r.awaits("its process has started another one", func() bool { return len(sleeper("3002")) == 1 })
-		_ = cmd.Process.Kill()
-		_ = cmd.Wait()
-		<-r.done
-		late := sleeper("3002")
-		w.adopts(cmd.Process.Pid).ends(125, fmt.Sprintf("its processes %d have not, and would run twice", late[0]))
-		_ = unix.Kill(late[0], unix.SIGKILL)
+		w, pid := leavesAfterACheckpoint(t, `(sleep 3001 &)`, "")
 		w.flags = nil
-		w.adopts(cmd.Process.Pid).resumed(w.newest()) // the other one is no second copy
+		w.adopts(pid).resumed(w.newest()) // the other one is no second copy
 		if out, err := w.host.Cucriu("jobs", "stop", w.dir); err != nil {
 			t.Errorf("%v: %s", err, out)
 		}
-		_ = unix.Kill(sleeper("3001")[0], unix.SIGKILL)
+		_ = unix.Kill(testenv.Running("sleep")[0], unix.SIGKILL)
 	})
+}
+
+// TestWhatLeavesTheSessionOfAnAdoptedJob stays in its control group.
+func TestWhatLeavesTheSessionOfAnAdoptedJob(t *testing.T) {
+	testenv.Isolated(t, func(t *testing.T) {
+		testenv.MountCgroups(t, 2)
+		group, err := os.MkdirTemp("/sys/fs/cgroup", "cucriu-test-")
+		must(t, err)
+		t.Cleanup(func() {
+			testenv.Eventually(t, testenv.Soon, "the group can be removed", func() bool { return os.Remove(group) == nil })
+		})
+		leavesAfterACheckpoint(t, "echo $$ >"+group+"/cgroup.procs", "setsid")
+	})
+}
+
+// leavesAfterACheckpoint has a process begin, by another program, after the checkpoint of an adopted job, and outlive it: it
+// prevents a resume until it has ended.
+func leavesAfterACheckpoint(t *testing.T, before, by string) (w *world, pid int) {
+	t.Helper()
+	w = newCUDAWorld(t)
+	w.flags = []string{"--every", "0", "--probe=off"}
+	script := `trap "" HUP; exec </dev/null; ` + before + `; (until [ -e go ]; do sleep 0.1; done; ` + by + ` sleep 3002 &) & true & exec "$@"`
+	cmd := w.host.Command("sh", append([]string{"-c", script, "sh"}, w.command...)...)
+	cmd.Dir, cmd.SysProcAttr = w.work, &syscall.SysProcAttr{Setsid: true}
+	cmd.Stdout = create(t, filepath.Join(w.work, "output"))
+	must(t, cmd.Start())
+	w.ticks(3)
+	r := w.adopts(cmd.Process.Pid)
+	r.says("is now supervised")
+	w.checkpoint()
+	if leaves := strings.Contains(r.said(), "has left the tree of process"); leaves != (by == "") {
+		t.Errorf("it says that a process has left: %v\n%s", leaves, r.said())
+	}
+	testenv.WriteFile(t, filepath.Join(w.work, "go"), "")
+	var late int
+	r.awaits("its process has started another one", func() bool {
+		for _, pid := range testenv.Running("sleep") {
+			if slices.Equal(testenv.CommandLine(pid), []string{"sleep", "3002"}) {
+				late = pid
+			}
+		}
+		return late != 0
+	})
+	_ = cmd.Process.Kill()
+	_ = cmd.Wait()
+	<-r.done
+	w.adopts(cmd.Process.Pid).ends(125, fmt.Sprintf("its processes %d have not, and would run twice", late))
+	_ = unix.Kill(late, unix.SIGKILL)
+	return w, cmd.Process.Pid
 }
 
 // TestAnAdoptedJobLeavesAtAPreemption with a last checkpoint.
