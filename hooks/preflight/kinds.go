@@ -43,6 +43,7 @@ const (
 	FindingUnsupportedProcess = "unsupported-process"
 	FindingFileGuard          = "file-guard"
 	FindingMemoryPolicy       = "memory-policy"
+	FindingNotRestored        = "not-restored"
 	FindingOtherUser          = "other-user"
 	FindingNamespace          = "namespace"
 	FindingUnrestorable       = "unrestorable"
@@ -152,6 +153,7 @@ var topics = []Topic{
 		{FindingContainer, refuses, "the root is in a mount namespace of its own, or belongs to a long job. Checked by `cucriu check`, `dump` and `migrate`, not by an engine's dump", "let the engine dump or move the container (runc checkpoint, podman container checkpoint); for a long job, see cucriu jobs --help", forced},
 		{FindingNamespace, refuses, "a process is in a different namespace than the root (bubblewrap, Apptainer, `unshare`), or the root is in a user namespace without a mount namespace of its own. If the root is in a mount or network namespace of its own, processes below it may be in others of these two kinds", "run the job without it (bubblewrap, Apptainer and unshare make namespaces), or start the whole job inside of it", forced},
 		{FindingMemoryPolicy, warns, "a warning: a NUMA memory policy (`numactl`) of a job without CUDA, which CRIU does not restore", "run the restore under the same numactl", !forced},
+		{FindingNotRestored, warns, "a warning: what a program can miss after a restore: the extended attributes of a removed file, or free memory, because all that is locked on fault (`mlock2`) takes memory then", "", !forced},
 		{FindingOtherUser, refuses, "a process belongs to another user or group, and CRIU can dump it only with CAP_SYS_RESOURCE", "add it to the container or service (--cap-add SYS_RESOURCE), or run the job as the user who dumps it", forced},
 		{FindingUNIXSocket, refuses, "a UNIX stream connection to a process outside the tree, or one whose client has ended, or sent data, before it was accepted: [more](#unix-socket)", "let the job close the connection, or dump the tree that holds both ends; if it is the job's output (systemd, journald), send that to a file", forced},
 		{FindingOutsidePipe, warns, "a warning: a pipe connects the job to a process outside the tree: [more](#outside-pipe)", "let the job use a file instead", !forced},

@@ -29,6 +29,7 @@ var judges = []struct {
 	{preflight.FindingIOURing, (*look).ring},
 	{preflight.FindingOtherUser, (*look).foreign},
 	{preflight.FindingMemoryPolicy, (*look).memoryPolicy},
+	{preflight.FindingNotRestored, (*look).notRestored},
 	{preflight.FindingNamespace, (*look).otherNamespace},
 	{preflight.FindingUnsupportedFile, (*look).unsupportedFiles},
 	{preflight.FindingFileGuard, (*look).guards},

@@ -14,6 +14,7 @@ import (
 
 	"cucriu/hooks/preflight"
 	"cucriu/internal/proc"
+	"cucriu/internal/units"
 )
 
 // This file finds what criu puts into an image without an error and never restores. Each of these
@@ -76,6 +77,30 @@ func (l *look) orphanTimer(found found) {
 			found("has a timer that signals its thread "+match[1]+", which has ended"+neverRestored, "let the program delete the timer (timer_delete)")
 			return
 		}
+	}
+}
+
+// notRestored warns of what is restored without something that the program may miss.
+func (l *look) notRestored(found found) {
+	for _, f := range l.open {
+		if !f.removed() || f.kind() != unix.S_IFREG {
+			continue
+		}
+		names := make([]byte, 1<<16) // as long as the kernel lets it be
+		n, _ := unix.Listxattr(f.path(), names)
+		for name := range strings.SplitSeq(string(names[:max(n, 0)]), "\x00") {
+			if strings.HasPrefix(name, "user.") || strings.HasPrefix(name, "trusted.") {
+				found(fmt.Sprintf("has %s open (descriptor %s), which loses its extended attributes at a restore, such as %s",
+					f.link, f.number, name), "")
+				return
+			}
+		}
+	}
+	if l.status.Locked == 0 {
+		return
+	}
+	if bytes, err := proc.UntouchedLocks(l.pid); err == nil && bytes > 0 {
+		found("has locked memory on fault (mlock2), of which "+units.Size(int64(bytes))+" are not in use, and will be after a restore", "")
 	}
 }
 

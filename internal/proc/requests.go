@@ -205,6 +205,27 @@ func splitPolicy(line string) (start uint64, policy string) {
 	return start, policy
 }
 
+// UntouchedLocks returns how much memory a process has locked on fault that is not there yet.
+func UntouchedLocks(pid int) (bytes uint64, err error) {
+	var untouched uint64 // of the mapping that the lines are about
+	err = eachLineOf(pid, "smaps", func(line string) error {
+		name, value, _ := strings.Cut(line, ":")
+		kib, _ := strconv.ParseUint(strings.TrimSpace(strings.TrimSuffix(value, "kB")), 10, 64)
+		switch name {
+		case "Size":
+			untouched = kib << 10
+		case "Rss":
+			untouched -= min(untouched, kib<<10)
+		case "VmFlags":
+			if strings.Contains(value+" ", " lf ") {
+				bytes += untouched
+			}
+		}
+		return nil
+	})
+	return bytes, err
+}
+
 // readMemoryRequests lists those about mappings. The policy of one that has none is shown as the process's.
 func readMemoryRequests(pid int, usual string) (found []Request, err error) {
 	var at Range // the mapping that the lines are about; empty if it is the kernel's

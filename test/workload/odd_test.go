@@ -45,7 +45,9 @@ var odd = []struct{ kind, finding string }{
 	{"clone-files", ""},
 	{"undo", ""},
 	{"scheduled", ""},
-	{"memory-policy", ""}, // with a warning if it is alone
+	{"memory-policy", ""},     // with a warning if it is alone
+	{"locked-on-fault", ""},   // with a warning
+	{"removed-attribute", ""}, // with a warning
 	{"memfd-program", preflight.FindingUnrestorable},
 	{"deadline", preflight.FindingUnrestorable},
 	// open files
@@ -199,8 +201,14 @@ func tryOdd(t *testing.T, kind, finding string, cuda bool) {
 		t.Fatalf("cucriu check: %v\n%s", err, out)
 	}
 	errs := findings.Of(preflight.SeverityError)
-	if warned := strings.Contains(findings.Of(preflight.SeverityWarning).Text(), preflight.FindingMemoryPolicy); warned != (kind == "memory-policy" && !cuda) {
-		t.Errorf("check warns of a memory policy: %v", warned)
+	warnings := findings.Of(preflight.SeverityWarning).Text()
+	for name, should := range map[string]bool{
+		preflight.FindingMemoryPolicy: kind == "memory-policy" && !cuda,
+		preflight.FindingNotRestored:  kind == "locked-on-fault" || kind == "removed-attribute",
+	} {
+		if warned := strings.Contains(warnings, name); warned != should {
+			t.Errorf("check warns of %s: %v", name, warned)
+		}
 	}
 	out, dumped := cucriu(t, host, "dump", "-t", job.Root(), "-D", images)
 	became := ""

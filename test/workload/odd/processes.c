@@ -8,6 +8,7 @@
 #include <sys/mount.h>
 #include <sys/prctl.h>
 #include <sys/sem.h>
+#include <sys/xattr.h>
 
 static pid_t only_child;
 
@@ -216,6 +217,21 @@ static void memory_policy(void)
 	try(syscall(SYS_set_mempolicy, 2 /* MPOL_BIND */, &nodes, 8 * sizeof nodes));
 }
 
+static void locked_on_fault(void)
+{
+	char *at = must(mmap(NULL, 1 << 20, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0));
+
+	try(mlock2(at, 1 << 20, MLOCK_ONFAULT));
+}
+
+static void removed_attribute(void)
+{
+	int fd = must(open("removed", O_RDWR | O_CREAT, 0600));
+
+	must(fsetxattr(fd, "trusted.odd", "value", 5, 0));
+	must(unlink("removed"));
+}
+
 const struct kind of_processes[] = {
 	{"plain", nothing, NULL},
 	{"child-mount-namespace", child_with_mounts, look_at_child},
@@ -234,6 +250,8 @@ const struct kind of_processes[] = {
 	{"undo", undo, NULL},
 	{"scheduled", scheduled, look_at_schedule},
 	{"memory-policy", memory_policy, NULL},
+	{"locked-on-fault", locked_on_fault, NULL},
+	{"removed-attribute", removed_attribute, NULL},
 	{"memfd-program", memfd_program, look_at_program},
 	{"deadline", deadline, look_at_deadline},
 	{0},
