@@ -14,6 +14,7 @@ import (
 
 	"cucriu/hooks/preflight"
 	"cucriu/internal/durable"
+	"cucriu/internal/failpoint"
 	"cucriu/internal/fault"
 	"cucriu/internal/pages"
 )
@@ -74,8 +75,10 @@ func Finish(ctx context.Context, dir string, sync, sums bool) error {
 	}
 	if sums {
 		group.Go(func() (err error) {
-			files, err = sumImage(inner, dir)
-			return err
+			if files, err = sumImage(inner, dir); err != nil {
+				return err
+			}
+			return failpoint.Hit(inner, "dump.checksums", 0)
 		})
 	}
 	if err := group.Wait(); err != nil || !sums {

@@ -292,7 +292,7 @@ func TestCommandGivesUpOnASignal(t *testing.T) {
 // TestCommandIsKilledAtAStep kills the command that serves criu with SIGKILL.
 func TestCommandIsKilledAtAStep(t *testing.T) {
 	testenv.Parallel(t)
-	for _, step := range []string{"dump.lock", "dump.checkpoint", "dump.dumping", "dump.publish", "dump.dumped"} {
+	for _, step := range []string{"dump.lock", "dump.checkpoint", "dump.dumping", "dump.publish", "dump.checksums", "dump.dumped"} {
 		t.Run(step, func(t *testing.T) {
 			testenv.Isolated(t, func(t *testing.T) {
 				host := testenv.NewHost(t, 1)
@@ -315,7 +315,7 @@ func TestCommandIsKilledAtAStep(t *testing.T) {
 			})
 		})
 	}
-	for _, step := range []string{"restore.pre-restore", "restore.pre-resume", "restore.post-resume"} {
+	for _, step := range []string{"restore.pre-restore", "restore.checksums", "restore.pre-resume", "restore.post-resume"} {
 		t.Run(step, func(t *testing.T) {
 			testenv.Isolated(t, func(t *testing.T) {
 				host := testenv.NewHost(t, 1)
@@ -327,7 +327,7 @@ func TestCommandIsKilledAtAStep(t *testing.T) {
 				}
 				host.Setenv("CUCRIU_FAILPOINT", "")
 				awaitCriu(t, host)
-				if step != "restore.pre-restore" { // at that step it has no watcher yet, and nothing to watch over
+				if step == "restore.pre-resume" || step == "restore.post-resume" { // before, it has no watcher, and nothing to watch over
 					testenv.Eventually(t, testenv.Soon, "the restore has an outcome", func() bool { return host.RestoreOutcome() != "" })
 				}
 				if host.RestoreOutcome() != "running" {
