@@ -89,9 +89,7 @@
 // are in. After a restore or a resume there are GPU pairs.
 //
 //	stop         SIGSTOP, out of a freezer too;     ┐
-//	             what was borrowed is returned; a   │
-//	             restored process asks the kernel   │
-//	             again for what criu has forgotten  │ only from the checkpoint on
+//	             what was borrowed is returned      │ only from the checkpoint on
 //	park         what is not parked yet             │ (before it nothing need be
 //	trace        the restore threads alone          │  stopped)
 //	restore      fill in what was dropped, trace;   │
@@ -101,7 +99,9 @@
 //	move         the library in the job brings back │
 //	             what it has moved                  │
 //	hold         a restore that waits for a         │
-//	             decision is parked again           ┘
+//	             decision is parked again           │
+//	             a restored process asks the kernel │
+//	             again for what criu has forgotten  ┘
 //	connections  those that criu held back for its dump
 //	unpark       what was borrowed of forked children is returned, and
 //	             every thread gets its own registers back

@@ -15,16 +15,16 @@ import (
 // askAgain has restored processes ask the kernel again for what criu forgets and they alone can ask: see
 // [proc.Request]. All of them are in the group-stop. A job without that is better than none, so what cannot be had
 // is only logged.
-func (b *wayBack) askAgain(ctx context.Context) {
+func (b *wayBack) askAgain(ctx context.Context) error {
 	if b.Kind != journal.KindRestore {
-		return
+		return nil
 	}
 	had := make(map[int][]proc.Request)
 	for _, settings := range b.Manifest.Settings {
 		had[settings.PID] = settings.Requests
 	}
 	pids := b.pids()
-	_ = ParallelUpTo(runtime.NumCPU(), len(pids), func(i int) error {
+	return ParallelUpTo(runtime.NumCPU(), len(pids), func(i int) error {
 		status, err := proc.ReadStatus(pids[i])
 		if err != nil || len(had[status.ImagePID()]) == 0 {
 			return nil

@@ -71,7 +71,7 @@ func (b *wayBack) restoreState(ctx context.Context) error {
 	if len(b.cuda) == 0 {
 		return nil
 	}
-	return b.doAll(ctx, []session.Step{
+	err := b.doAll(ctx, []session.Step{
 		{Name: "stop", Do: b.stop},
 		{Name: "park", Do: b.parkUnparked},
 		{Name: "trace", Do: b.trace},
@@ -80,6 +80,11 @@ func (b *wayBack) restoreState(ctx context.Context) error {
 		{Name: "move", Do: func(context.Context) error { return b.moveBack(ctx) }}, // as well
 		{Name: "hold", Do: b.holdAgain},
 	})
+	if err != nil {
+		return err
+	}
+	// Not before the memory is filled in: what is bound to one NUMA node might not have room there.
+	return b.within(ctx, b.askAgain)
 }
 
 // ErrHeld ends the way back at the point where a held restore waits for its decision.
@@ -147,11 +152,7 @@ func (b *wayBack) stop(ctx context.Context) error {
 	if err := proc.KeepStopped(ctx, ProcessesOf(b.cuda)...); err != nil {
 		return err
 	}
-	if err := b.parallel(func(t *Target) error { return inject.ReturnThreads(ctx, b.BorrowedFile(t.PID)) }); err != nil {
-		return err
-	}
-	b.askAgain(ctx)
-	return nil
+	return b.parallel(func(t *Target) error { return inject.ReturnThreads(ctx, b.BorrowedFile(t.PID)) })
 }
 
 // trace lets the restore threads run, and nothing else. It leaves out the processes that lack memory:
