@@ -96,13 +96,19 @@ type Notify func(ctx context.Context, stage string, pid int) error
 // the error of the first stage that failed, else the error that criu reports.
 //
 // When ctx ends, only notify learns of it. Do does not kill criu: a criu that is killed
-// while it works in a process may take the process with it.
+// while it works in a process may take the process with it. It works in none before its first
+// notification, so a criu that hangs before it is killed.
 func (s *Swrk) Do(ctx context.Context, kind rpc.CriuReqType, opts *rpc.CriuOpts, notify Notify) (*rpc.CriuResp, error) {
 	opts.NotifyScripts = proto.Bool(true)
 	request := &rpc.CriuReq{Type: kind.Enum(), Opts: opts}
+	harmless := context.AfterFunc(ctx, func() { _ = s.Process.Signal(unix.SIGKILL) })
+	defer harmless()
 	var failed error
-	for {
+	for begun := false; ; begun = true {
 		response, err := s.exchange(request)
+		if !begun && !harmless() { // it is being killed
+			return nil, context.Cause(ctx)
+		}
 		if err != nil {
 			return nil, errors.Join(failed, err)
 		}
