@@ -231,7 +231,7 @@ func RequireGone(runDir, dir string) error {
 	if p == nil {
 		return err
 	}
-	return errors.Join(errors.New("it runs without a supervisor: cucriu run --dir " + dir + " supervises it again"), err, p.Close())
+	return errors.Join(errors.New("it runs without a supervisor: cucriu run --dir "+dir+" supervises it again"), err, p.Close())
 }
 
 // whereIs returns what a directory is recognized by, also when it is not there any more, or by another
