@@ -426,7 +426,7 @@ missing.`,
 					fmt.Fprintln(cmd.OutOrStdout(), text)
 				}
 			}
-			err = errors.Join(jobs.CheckMade(v.job.Dir), show(cmd, reports, func(out io.Writer) {
+			err = errors.Join(jobs.CheckMade(v.job), show(cmd, reports, func(out io.Writer) {
 				if len(v.picked) == 0 {
 					fmt.Fprintf(out, "%s (%s) has no checkpoint\n", v.job.Name, v.job.Dir)
 				}

@@ -149,7 +149,7 @@ func listCheckpoints(cmd *cobra.Command, arg string) error {
 			return
 		}
 		writeCheckpoints(out, reports)
-	}), damagedOf(reports...), jobs.CheckMade(v.job.Dir))
+	}), damagedOf(reports...), jobs.CheckMade(v.job))
 }
 
 // damage says why a checkpoint cannot be used, and since when that is known.
@@ -304,7 +304,7 @@ damaged, or if the job's directory was moved, copied or lacks its checkpoints.`,
 			if owner, err := v.store.Owner(); err == nil && owner.Generation > 0 {
 				report.Owner = &owner
 			}
-			broken := errors.Join(jobs.CheckMade(v.job.Dir), jobs.CheckRecord(v.job.Dir))
+			broken := errors.Join(jobs.CheckMade(v.job), jobs.CheckRecord(v.job.Dir))
 			if n := len(v.picked); n > 0 {
 				c := v.picked[n-1]
 				r := reportOf(c)

@@ -39,6 +39,8 @@ func NoSupervisor(job Local) error {
 		meaning, remedy = "was stopped with cucriu jobs stop, and does not run", "to resume it, cucriu run --dir "+job.Dir
 	case StateFinished:
 		meaning, remedy = "has finished", "there is nothing to do"
+	case StateDamaged:
+		meaning, remedy = "does not run: its record or its checkpoints are damaged or missing", "cucriu jobs show "+job.Name+" says what"
 	case StateEnded, StatePreempted, StateFailed, StateGone:
 		meaning, remedy = "does not run: "+job.Describe(), "to resume it, cucriu run --dir "+job.Dir
 	}

@@ -69,7 +69,7 @@ func (s *starter) begin(ctx, told context.Context) error {
 		return context.Cause(told)
 	}
 	if len(all) == 0 {
-		if err := CheckMade(s.Dir); err != nil {
+		if err := checkMade(s.Dir); err != nil {
 			return err
 		}
 		if s.record.Adopted {

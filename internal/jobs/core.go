@@ -166,7 +166,7 @@ func (s *core) sayNext() error {
 		return err
 	}
 	if len(all) == 0 && s.staged == "" {
-		if err := CheckMade(s.Dir); err != nil {
+		if err := checkMade(s.Dir); err != nil {
 			s.say(err.Error())
 			return nil
 		}

@@ -160,7 +160,7 @@ func (l *Local) settle() {
 		return
 	}
 	l.Checkpoint = newestOf(all)
-	if err := CheckMade(l.Dir); err != nil {
+	if err := checkMade(l.Dir); err != nil {
 		l.State, l.Failure = StateDamaged, &Failure{At: time.Now(), Message: err.Error()}
 	} else if len(all) > 0 && !slices.ContainsFunc(all, func(c store.Checkpoint) bool { return !c.Damaged() }) {
 		l.State = StateDamaged

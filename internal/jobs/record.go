@@ -14,7 +14,6 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"cucriu/hooks/preflight"
 	"cucriu/internal/durable"
 	"cucriu/internal/fault"
 	"cucriu/internal/first"
@@ -162,9 +161,18 @@ func CheckRecord(dir string) error {
 	return err
 }
 
-// CheckMade fails if a job has made a checkpoint, by the log of its events, and has none: they were removed, or are on
+// CheckMade is [checkMade] for a job that may run.
+func CheckMade(l Local) error {
+	err := checkMade(l.Dir)
+	if of := new(fault.Explained); l.PID != 0 && errors.As(err, &of) {
+		return fault.New(of.Meaning(), "bring it back, or make another: cucriu jobs checkpoint "+l.Name)
+	}
+	return err
+}
+
+// checkMade fails if a job has made a checkpoint, by the log of its events, and has none: they were removed, or are on
 // a disk that is not mounted. Started anew, the job would lose its work without a word.
-func CheckMade(dir string) error {
+func checkMade(dir string) error {
 	r, err := loadRecord(filepath.Join(dir, recordName))
 	if err != nil {
 		return nil // which others tell
@@ -180,7 +188,7 @@ func CheckMade(dir string) error {
 	if made.Name == "" {
 		return nil
 	}
-	return preflight.AsRefusal(fault.New(missing(dir, made), "bring it back, or mount the disk that it is on; to start the job from the beginning, first cucriu jobs rm "+dir))
+	return fault.New(missing(dir, made), "bring it back, or mount the disk that it is on; to start the job from the beginning, first cucriu jobs rm "+dir)
 }
 
 // lastMade is the newest checkpoint that the log of a job's events tells of.

@@ -55,7 +55,7 @@ func TestAJobWhoseCheckpointsWereRemovedByHand(t *testing.T) {
 	if err := r.write(dir); err != nil {
 		t.Fatal(err)
 	}
-	if err := CheckMade(dir); err != nil {
+	if err := checkMade(dir); err != nil {
 		t.Errorf("before a checkpoint was made: %v", err)
 	}
 	said := new(bytes.Buffer)
@@ -70,8 +70,11 @@ func TestAJobWhoseCheckpointsWereRemovedByHand(t *testing.T) {
 	if now := c.status.now; now.Checkpoint != nil || !now.WorkSince.Equal(begun) {
 		t.Errorf("jobs list shows %+v", now)
 	}
-	if err := CheckMade(dir); err == nil || !preflight.Refused(err) || !strings.Contains(err.Error(), gone) {
+	if err := checkMade(dir); err == nil || preflight.Refused(err) || !strings.Contains(err.Error(), gone) {
 		t.Errorf("the next start says %v", err)
+	}
+	if err := CheckMade(Local{Dir: dir, Name: "train", PID: 7}); err == nil || !strings.HasSuffix(err.Error(), "or make another: cucriu jobs checkpoint train") {
+		t.Errorf("of a job that runs: %v", err)
 	}
 	l := Local{Dir: dir, Checkpoint: &Made{Name: "000002"}}
 	if l.settle(); l.Checkpoint != nil || l.State != StateDamaged {
@@ -80,7 +83,7 @@ func TestAJobWhoseCheckpointsWereRemovedByHand(t *testing.T) {
 	if err := os.Mkdir(filepath.Join(dir, "checkpoints", "000001"), 0o700); err != nil {
 		t.Fatal(err)
 	}
-	if err := CheckMade(dir); err != nil {
+	if err := checkMade(dir); err != nil {
 		t.Errorf("with an older checkpoint: %v", err)
 	}
 }

@@ -91,7 +91,7 @@ func Run(ctx context.Context, hook *hooks.Hook, o Options, signals *job.Signals)
 	if c.record.Finished != nil {
 		return c.sayFinished(), nil
 	}
-	if err := CheckMade(o.Dir); err != nil && !c.runsOn && !hasStaged(o.Dir) { // else begin looks what became of that
+	if err := checkMade(o.Dir); err != nil && !c.runsOn && !hasStaged(o.Dir) { // else begin looks what became of that
 		return 0, err
 	}
 	if o.User != "" {
