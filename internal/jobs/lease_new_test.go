@@ -22,7 +22,7 @@ func TestAJobBeginsInADirectoryOfItsOwn(t *testing.T) {
 		"removed, output kept":     {[]string{"output.log"}, 0o700, false},
 		"a job with own files":     {[]string{recordName, "train.py"}, 0o755, false},
 		"somebody's files":         {[]string{"train.py", "checkpoints/model.pt"}, 0o755, true},
-		"somebody's private files": {[]string{"train.py", "checkpoints/model.pt"}, 0o700, true},
+		"somebody's private files": {[]string{"train.py", "checkpoints/model.pt"}, 0o700, false},
 		"an image":                 {[]string{"inventory.img", "pages-1.img"}, 0o700, true},
 	} {
 		dir := filepath.Join(t.TempDir(), "D")
