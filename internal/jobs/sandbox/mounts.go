@@ -53,41 +53,51 @@ func (s *Sandbox) MountsOfJob() ([]string, error) {
 	if err != nil {
 		return nil, err
 	}
-	var looks [3][]mount
-	for i, pid := range []int{os.Getpid(), s.Init().PID, os.Getpid()} { // the host may mount and unmount meanwhile
+	// The host may mount and unmount meanwhile. This program may be in another namespace than the one that the sandbox follows,
+	// if it has taken over from one that was killed.
+	self := os.Getpid()
+	var looks [5][]mount
+	for i, pid := range []int{self, 1, s.Init().PID, self, 1} {
 		if looks[i], err = mounts(pid); err != nil {
 			return nil, proc.GoneOr(pid, err)
 		}
 	}
-	return ofJob(known, looks[1], looks[0], looks[2]), nil
+	return ofJob(known, looks[2], looks[0], looks[1], looks[3], looks[4]), nil
 }
 
 // ofJob lists where the job has mounted or unmounted something. The rest of what has changed since the known mounts were all that
-// there were has changed on the host, at one of two looks, or by itself.
-func ofJob(known, all, before, after []mount) (points []string) {
-	on := func(host []mount, m mount) bool {
-		return slices.ContainsFunc(host, func(h mount) bool {
-			return h.Device == m.Device && h.Root == m.Root && h.Point == m.Point && h.Type == m.Type
-		})
+// there were has changed on the host, as one of the looks at it shows, or by itself.
+func ofJob(known, all []mount, host ...[]mount) (points []string) {
+	on := func(m mount) func(look []mount) bool {
+		return func(look []mount) bool {
+			return slices.ContainsFunc(look, func(h mount) bool { h.ID = m.ID; return h.is(m) })
+		}
 	}
 	for _, m := range unlike(all, known) {
-		if !on(before, m) && !on(after, m) {
+		if !slices.ContainsFunc(host, on(m)) {
 			points = append(points, quote.Name(m.Point))
 		}
 	}
 	for _, m := range unlike(known, all) {
-		if !m.Follows || on(before, m) && on(after, m) {
+		lacks := func(look []mount) bool { return !on(m)(look) }
+		if !m.Follows || !slices.ContainsFunc(host, lacks) {
 			points = append(points, quote.Name(m.Point))
 		}
 	}
 	return points
 }
 
+// is reports whether this is the same mount. The host can put another one below it, or no longer tell of what it mounts.
+func (m mount) is(other mount) bool {
+	m.Parent, m.Follows = other.Parent, other.Follows
+	return m == other
+}
+
 // unlike lists the mounts that others have not. What the kernel mounts by itself when a path is used it mounts again.
 func unlike(all, others []mount) (unlike []mount) {
 	for _, m := range all {
 		parent := slices.IndexFunc(all, func(p mount) bool { return p.ID == m.Parent })
-		if !slices.Contains(others, m) && (parent < 0 || !m.isAutomatic(all[parent])) {
+		if !slices.ContainsFunc(others, m.is) && (parent < 0 || !m.isAutomatic(all[parent])) {
 			unlike = append(unlike, m)
 		}
 	}

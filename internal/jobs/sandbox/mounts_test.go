@@ -37,6 +37,11 @@ func TestWhatTheKernelOrTheHostMountsIsNotTheJobs(t *testing.T) {
 		"by the job":                            {known, with(known, onTop), host, host, []string{"/home/scratch"}},
 		"by the job what the host has":          {known, with(known, mount{35, 1, "8:2", "/", "/mnt", "ext4", true}), with(host, onHost), with(host, onHost), []string{"/mnt"}},
 		"bound by the job from what it follows": {known, with(known, bound), host, host, []string{"/current"}},
+		"put below the sandbox's own by the host": {
+			known, with(without(known, own), mount{37, 1, "0:59", "/", "/dev/shm", "tmpfs", true}, mount{4, 37, "0:58", "/", "/dev/shm", "tmpfs", false}),
+			with(host, mount{41, 20, "0:59", "/", "/dev/shm", "tmpfs", false}), host, nil,
+		},
+		"no longer told by the host": {known, with(without(known, home), mount{2, 1, "0:50", "/", "/home", "nfs4", false}), host, host, nil},
 		"in place of another": {
 			known, with(without(known, home), mount{36, 1, "0:50", "/other", "/home", "nfs4", false}), host, host, []string{"/home", "/home"},
 		},
