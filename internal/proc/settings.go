@@ -226,10 +226,14 @@ func (s Settings) Apply(pid int) error {
 	if len(s.Sockets) == 0 {
 		return errors.Join(errs...)
 	}
+	of := make(map[int][]SocketSetting) // a job may have thousands of sockets
+	for _, socket := range s.Sockets {
+		of[socket.FD] = append(of[socket.FD], socket)
+	}
 	err := eachSocket(pid, func(fd, shared int, _ func() int) {
-		for _, socket := range s.Sockets {
+		for _, socket := range of[fd] {
 			o, known := lostOptions[socket.Option]
-			if socket.FD != fd || !known {
+			if !known {
 				continue
 			}
 			value, err := socket.onDevice(shared)
