@@ -380,7 +380,7 @@ func (s *Suspension) prove(ctx context.Context, guests []*Target) (inCall, err e
 		if err != nil {
 			return err
 		}
-		if err := hold(ctx, s.Session, t, s.waits[t.PID], helpers...); errors.Is(err, inject.ErrFiltered) {
+		if err := hold(ctx, s.Session, t, helpers...); errors.Is(err, inject.ErrFiltered) {
 			return fmt.Errorf("%w: %w", errInCall, err) // only the stop would hold the program
 		} else if err != nil {
 			return err
@@ -522,7 +522,7 @@ func (b *wayBack) withLibrary(ctx context.Context, t *Target, do func() error) e
 	err := b.within(ctx, func(ctx context.Context) error {
 		helpers, err := t.helpers(ctx)
 		if err == nil {
-			err = hold(ctx, b.Session, t, nil, helpers...)
+			err = hold(ctx, b.Session, t, helpers...)
 		}
 		return err
 	})
@@ -550,7 +550,7 @@ func (b *wayBack) holdAgain(ctx context.Context) error {
 		if err != nil {
 			return err
 		}
-		return hold(ctx, b.Session, t, nil, tid)
+		return hold(ctx, b.Session, t, tid)
 	})
 }
 

@@ -22,14 +22,10 @@ import (
 // [inject.Parked]. They are in the session's directory and in the manifest. The restore threads, which
 // run none of the job's code, are not parked.
 
-// ParkOne parks a process, except for the threads in except.
-func (s *Suspension) ParkOne(ctx context.Context, process *proc.Process, except ...int) (*inject.Parked, error) {
-	return park(ctx, s.Session, process, s.waits[process.PID], except...)
-}
-
-func park(ctx context.Context, s *session.Session, process *proc.Process, waits inject.Waits, except ...int) (*inject.Parked, error) {
+// Park parks a process, except for the threads in except.
+func Park(ctx context.Context, s *session.Session, process *proc.Process, except ...int) (*inject.Parked, error) {
 	for {
-		parked, err := inject.Park(ctx, process.PID, except, waits, s.ParkedFile(process.PID))
+		parked, err := inject.Park(ctx, process.PID, except, s.ParkedFile(process.PID))
 		if err == nil {
 			return &parked, nil
 		}
@@ -42,7 +38,7 @@ func park(ctx context.Context, s *session.Session, process *proc.Process, waits 
 
 // hold parks the threads of a stopped process, except for those in except, whichever MoveMemory has parked already.
 // In between, its stop alone holds it.
-func hold(ctx context.Context, s *session.Session, t *Target, waits inject.Waits, except ...int) (err error) {
+func hold(ctx context.Context, s *session.Session, t *Target, except ...int) (err error) {
 	if t.Parked != nil && slices.Equal(t.unheld, except) {
 		return nil
 	}
@@ -50,7 +46,7 @@ func hold(ctx context.Context, s *session.Session, t *Target, waits inject.Waits
 	if err := returnThreads(ctx, t.PID, s.ParkedFile(t.PID)); err != nil {
 		return err
 	}
-	if t.Parked, err = park(ctx, s, t.Process, waits, except...); err == nil {
+	if t.Parked, err = Park(ctx, s, t.Process, except...); err == nil {
 		t.unheld = except
 	}
 	return err
@@ -66,7 +62,7 @@ func (s *Suspension) Park(ctx context.Context) error {
 		if err != nil {
 			return err
 		}
-		return s.ParkedOrStopped(ctx, t.Process, hold(ctx, s.Session, t, s.waits[t.PID], tid))
+		return s.ParkedOrStopped(ctx, t.Process, hold(ctx, s.Session, t, tid))
 	})
 }
 
@@ -171,7 +167,7 @@ func (b *wayBack) parkUnparked(ctx context.Context) error {
 		if err != nil {
 			return err
 		}
-		t.Parked, err = park(ctx, b.Session, t.Process, nil, tid)
+		t.Parked, err = Park(ctx, b.Session, t.Process, tid)
 		if err != nil && !errors.Is(err, proc.ErrGone) && ctx.Err() == nil {
 			b.Env.Log.Warn("a process is held only by SIGSTOP: it must not be sent SIGCONT until it is restored", "pid", t.PID, "error", err)
 		}

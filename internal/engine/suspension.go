@@ -29,7 +29,6 @@ type Suspension struct {
 	// Others are the processes without CUDA that were stopped for the dump.
 	Others       []*proc.Process
 	ParkedOthers map[int]*inject.Parked // the parked threads of Others, by pid
-	waits        map[int]inject.Waits   // by pid
 	tracer       *inject.Tracer         // lets stopped processes run while they are locked
 	Session      *session.Session       // nil until the journal is begun
 	Listed       bool                   // NVML has listed one of the processes since they were locked
@@ -79,21 +78,10 @@ func PidsOf(targets []*Target) []int {
 func (s *Suspension) Stop(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, s.PatienceForAll())
 	defer cancel()
-	if err := s.SendStop(ProcessesOf(s.Targets)...); err != nil {
+	if err := session.SignalProcesses(unix.SIGSTOP, ProcessesOf(s.Targets)...); err != nil {
 		return err
 	}
 	return s.AwaitStopped(ctx, ProcessesOf(s.Targets))
-}
-
-// SendStop sends SIGSTOP to processes, and notes before for how long their threads still wait.
-func (s *Suspension) SendStop(processes ...*proc.Process) error {
-	if s.waits == nil {
-		s.waits = make(map[int]inject.Waits)
-	}
-	for _, p := range processes {
-		s.waits[p.PID] = inject.NoteWaits(p, s.waits[p.PID])
-	}
-	return session.SignalProcesses(unix.SIGSTOP, processes...)
 }
 
 // AwaitStopped waits until processes are stopped.

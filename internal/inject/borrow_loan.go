@@ -7,7 +7,6 @@ import (
 	"errors"
 	"fmt"
 	"path/filepath"
-	"time"
 
 	"github.com/google/renameio/v2"
 	"golang.org/x/sys/unix"
@@ -25,7 +24,6 @@ type loan struct {
 	value       uint32 // what the word at that address holds: see pointAtWait
 	saved       string // the file
 	threads     []*borrowedThread
-	waits       Waits
 	parkedMask  signalMask // of a parked thread that is stepped
 	at          func(point string)
 }
@@ -218,8 +216,6 @@ type savedThread struct {
 	StartTime uint64     `json:"start_time"` // of the thread, as [proc.Ident] has it
 	Registers registers  `json:"registers"`
 	Mask      signalMask `json:"mask"`
-	// Left is how much longer the thread waits in the call in which it was stopped; 0 if nobody knows.
-	Left time.Duration `json:"left_ns,omitempty"`
 }
 
 // write does not call fsync: the page cache outlives this program, and the threads do not

@@ -99,7 +99,6 @@ func (l *loan) note(process *proc.Process) error {
 			}
 		}
 		if err == nil {
-			t.Left = l.waits.left(t.TID, &t.Registers)
 			err = t.Mask.read(t.TID)
 		}
 		if err == nil {
@@ -222,10 +221,7 @@ func (l *loan) restore(t *borrowedThread) error {
 		return t.Mask.write(t.TID)
 	}
 	regs := t.Registers
-	// A handler that the program has for a signal that came meanwhile has to end the wait, as without us.
-	if status, err := proc.ReadStatus(t.TID); err == nil && status.Pending&status.Caught&^proc.SignalSet(t.Mask) == 0 {
-		regs.waitOn(t.Left)
-	}
+	regs.waitOn()
 	if err := regs.write(t.TID); err != nil {
 		return err
 	}

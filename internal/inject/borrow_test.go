@@ -381,7 +381,7 @@ func TestABorrowerKilledAtAnyPoint(t *testing.T) {
 		p.stop(t)
 		if test.mode == "step" { // of the threads, one computes, which is at a system call at times
 			for {
-				parked, err := Park(t.Context(), p.PID, nil, nil, p.saved)
+				parked, err := Park(t.Context(), p.PID, nil, p.saved)
 				must(t, err)
 				compute := parked.Threads[slices.IndexFunc(parked.Threads, func(s savedThread) bool { return s.TID == p.tids()[len(jobs)-1] })]
 				if inCall, err := compute.Registers.inCall(p.Process); err == nil && !inCall {
@@ -520,7 +520,7 @@ func runBorrower(arguments string) error {
 		return err
 	}
 	if mode == "park" {
-		_, err := parkIn(ctx, pid, nil, nil, saved, at)
+		_, err := parkIn(ctx, pid, nil, saved, at)
 		return err
 	}
 	for {

@@ -53,7 +53,7 @@ func TestWhatAFilterAllowsIsAsked(t *testing.T) {
 func TestAProcessWhoseFilterForbidsTheWaitIsNotParked(t *testing.T) {
 	p := startTarget(t, "filtered wait", len(jobs))
 	p.stop(t)
-	if _, err := Park(t.Context(), p.PID, nil, nil, p.saved); !errors.Is(err, ErrFiltered) {
+	if _, err := Park(t.Context(), p.PID, nil, p.saved); !errors.Is(err, ErrFiltered) {
 		t.Fatalf("want ErrFiltered, got %v", err)
 	}
 	if half, err := IsParked(p.saved); half || err != nil {
@@ -162,7 +162,7 @@ func TestAStrictProcessIsNotParked(t *testing.T) {
 		t.Fatal(err)
 	}
 	saved := filepath.Join(t.TempDir(), "saved")
-	if _, err := Park(t.Context(), cmd.Process.Pid, nil, nil, saved); !errors.Is(err, ErrFiltered) {
+	if _, err := Park(t.Context(), cmd.Process.Pid, nil, saved); !errors.Is(err, ErrFiltered) {
 		t.Errorf("want ErrFiltered, got %v", err)
 	}
 }

@@ -34,14 +34,14 @@ type Parked struct {
 //
 // Park fails with [proc.ErrGone] if the process has ended, and with [ErrFiltered] if a
 // seccomp filter would not let a thread wait. A failed Park changes nothing, unless the file
-// exists afterwards: then ReturnThreads restores the threads. Their waits are as they were noted before the stop.
-func Park(ctx context.Context, pid int, except []int, waits Waits, saved string) (Parked, error) {
-	return parkIn(ctx, pid, except, waits, saved, func(string) {})
+// exists afterwards: then ReturnThreads restores the threads.
+func Park(ctx context.Context, pid int, except []int, saved string) (Parked, error) {
+	return parkIn(ctx, pid, except, saved, func(string) {})
 }
 
 // parkIn is Park. It calls at with the name of each point at which it matters what is left
 // behind if we are killed.
-func parkIn(ctx context.Context, pid int, except []int, waits Waits, saved string, at func(string)) (Parked, error) {
+func parkIn(ctx context.Context, pid int, except []int, saved string, at func(string)) (Parked, error) {
 	process, err := proc.Open(pid)
 	if err != nil {
 		return Parked{}, fmt.Errorf("park: %w", err)
@@ -55,7 +55,6 @@ func parkIn(ctx context.Context, pid int, except []int, waits Waits, saved strin
 	if err != nil {
 		return Parked{}, fmt.Errorf("park: %w", err)
 	}
-	l.waits = waits
 	err = l.do(func() error {
 		defer func() { l.over = true }()
 		if err := l.takeEvery(ctx, process, except); err != nil {
@@ -248,7 +247,6 @@ func (p Parked) WriteRestored(process *proc.Process, saved string) error {
 			return err
 		}
 		t.TID, t.StartTime = tid, stat.Starttime
-		t.Registers.restartAfterRestore()
 		restored.Threads = append(restored.Threads, t)
 	}
 	if len(restored.Threads) != len(p.Threads) {

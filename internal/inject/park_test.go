@@ -16,7 +16,7 @@ import (
 func (p *borrowable) park(t *testing.T, except ...int) Parked {
 	t.Helper()
 	p.stop(t)
-	parked, err := Park(t.Context(), p.PID, except, nil, p.saved)
+	parked, err := Park(t.Context(), p.PID, except, p.saved)
 	must(t, err)
 	must(t, proc.WaitStopped(t.Context(), p.Process))
 	return parked
@@ -61,12 +61,12 @@ func TestParkedThreadsRunNothingWhateverContinuesThem(t *testing.T) {
 		if stopped {
 			p.stop(t)
 		}
-		parked, err := Park(t.Context(), p.PID, nil, nil, p.saved)
+		parked, err := Park(t.Context(), p.PID, nil, p.saved)
 		must(t, err)
 		if isParked, err := IsParked(p.saved); err != nil || !isParked {
 			t.Fatalf("is parked: %v %v", isParked, err)
 		}
-		if _, err := Park(t.Context(), p.PID, nil, nil, p.saved); err == nil {
+		if _, err := Park(t.Context(), p.PID, nil, p.saved); err == nil {
 			t.Fatal("parked twice")
 		}
 		before := p.rounds()

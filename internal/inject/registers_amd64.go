@@ -1,10 +1,7 @@
 package inject
 
 import (
-	"math"
 	"slices"
-	"time"
-	"unsafe"
 
 	"golang.org/x/sys/unix"
 
@@ -93,64 +90,15 @@ func (r *registers) waits() bool {
 	return int64(r.Orig_rax) >= 0 && slices.Contains([]int64{errRestartSys, errRestartNoIntr, errRestartNoHand, errRestartBlock}, -r.result())
 }
 
-// restartAfterRestore adapts registers that were read before a dump to the process that was
-// restored from it. The kernel there does not know that an interrupted system call is still
-// to be restarted, so the registers must say it. criu does the same. For [registers.waitOn] they stay as they are.
-func (r *registers) restartAfterRestore() {
-	if int64(r.Orig_rax) < 0 || -r.result() == errRestartBlock {
-		return
-	}
-	switch -r.result() {
-	case errRestartSys, errRestartNoIntr, errRestartNoHand:
-		r.Rax = r.Orig_rax
-		r.Rip -= uint64(len(syscallInstruction))
-	}
-	r.Orig_rax = ^uint64(0)
-}
-
-// waitOn has a thread go on with a wait of which only the kernel knows until when, by a call for the time that is left. If
-// that is not known, the registers stay as they are: the kernel goes on with the wait if it can, and else fails it with EINTR.
-func (r *registers) waitOn(left time.Duration) {
+// waitOn has a thread go on with a wait of which only the kernel knows until when (poll, nanosleep, a futex). It forgets
+// that if criu dumps a process (for its first thread, which runs criu's code) or restores it, and the call would fail with
+// EINTR, of which programs end (tail -f). A wait without end, or until a point in time, can be begun anew instead. The kernel
+// does that, unless the program has a handler for a signal that has come meanwhile: then the call fails as it would without us.
+func (r *registers) waitOn() {
 	const bitset, private, realtime = 9, 128, 256 // FUTEX_WAIT_BITSET, FUTEX_PRIVATE_FLAG, FUTEX_CLOCK_REALTIME
-	milliseconds := uint64((left + time.Millisecond - 1) / time.Millisecond)
-	inTime := left > 0 && milliseconds <= math.MaxInt32
-	call := r.Orig_rax
-	switch {
-	case int64(call) < 0 || -r.result() != errRestartBlock:
-		return
-	case call == unix.SYS_FUTEX && r.Rsi&^(private|realtime) == bitset: // it names the end of its wait
-	case call == unix.SYS_POLL && int32(r.Rdx) < 0: // it waits without end
-	case call == unix.SYS_POLL && inTime:
-		r.Rdx = milliseconds
-	case (call == unix.SYS_NANOSLEEP || call == unix.SYS_CLOCK_NANOSLEEP) && inTime:
-		// Both return 0, and need no memory for the time.
-		call, r.Rdi, r.Rsi, r.Rdx = unix.SYS_POLL, 0, 0, milliseconds
-	default:
-		return
+	endless := r.Orig_rax == unix.SYS_POLL && int32(r.Rdx) < 0
+	until := r.Orig_rax == unix.SYS_FUTEX && r.Rsi&^(private|realtime) == bitset
+	if -r.result() == errRestartBlock && (endless || until) {
+		r.Rax = ^uint64(0) - errRestartNoHand + 1
 	}
-	r.setCall(r.Rip-uint64(len(syscallInstruction)), call)
-}
-
-// timeLimit returns after how much time a system call ends that [registers.waitOn] can go on with; 0 of others.
-func timeLimit(process *proc.Process, call proc.Call) time.Duration {
-	var timespec unix.Timespec
-	at := call.Arguments[0]
-	switch call.Number {
-	case unix.SYS_POLL:
-		return time.Duration(int32(call.Arguments[2])) * time.Millisecond
-	case unix.SYS_CLOCK_NANOSLEEP:
-		if clock, flags := call.Arguments[0], call.Arguments[1]; flags != 0 || clock != unix.CLOCK_MONOTONIC && clock != unix.CLOCK_REALTIME {
-			return 0
-		}
-		at = call.Arguments[2]
-		fallthrough
-	case unix.SYS_NANOSLEEP:
-		if process.ReadMemory(unsafe.Slice((*byte)(unsafe.Pointer(&timespec)), unsafe.Sizeof(timespec)), at) != nil {
-			return 0
-		}
-	}
-	if timespec.Sec > math.MaxInt32 {
-		return 0
-	}
-	return time.Duration(timespec.Nano())
 }

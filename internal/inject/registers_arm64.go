@@ -1,7 +1,6 @@
 package inject
 
 import (
-	"time"
 	"unsafe"
 
 	"golang.org/x/sys/unix"
@@ -72,13 +71,9 @@ func (r *registers) setArgument(i int, value uint64) { r.Regs[i] = value }
 // negative.
 func (r *registers) result() int64 { return int64(r.Regs[0]) }
 
-// restartAfterRestore does nothing, because the kernel has already prepared the restart.
-func (r *registers) restartAfterRestore() {}
-
-// waitOn does nothing: a wait of which only the kernel knows until when ends with EINTR here.
-func (r *registers) waitOn(time.Duration) {}
-
-func timeLimit(*proc.Process, proc.Call) time.Duration { return 0 }
+// waitOn does nothing: the kernel has already prepared the restart of a call. A wait of which only the kernel knows until
+// when ends with EINTR.
+func (r *registers) waitOn() {}
 
 // waits reports whether the thread was stopped in a system call that waits. Only such threads can be parked here.
 func (r *registers) waits() bool { return true }

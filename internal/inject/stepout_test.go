@@ -141,7 +141,7 @@ func TestALockNamesItsOwner(t *testing.T) {
 	runtime.KeepAlive(mutex)
 }
 
-// TestAThreadAtASystemCallIsNotStepped: every thread that waited is at one after a restore.
+// TestAThreadAtASystemCallIsNotStepped: a thread that waited is at one in an image of an earlier version.
 func TestAThreadAtASystemCallIsNotStepped(t *testing.T) {
 	t.Parallel()
 	const read = 4
@@ -152,7 +152,9 @@ func TestAThreadAtASystemCallIsNotStepped(t *testing.T) {
 	parked := p.park(t)
 	file := parked.savedThreads
 	reads := slices.IndexFunc(file.Threads, func(s savedThread) bool { return s.TID == p.tids()[read] })
-	file.Threads[reads].Registers.restartAfterRestore()
+	if regs := &file.Threads[reads].Registers; runtime.GOARCH == "amd64" { // elsewhere it is there already
+		regs.setCall(regs.pc()-uint64(len(syscallInstruction)), regs.number())
+	}
 	want := file.Threads[reads].Registers
 	must(t, file.write(p.saved))
 	only := func(*proc.Process, []savedThread, []*procfs.ProcMap) []int { return []int{reads} }

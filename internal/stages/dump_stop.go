@@ -15,6 +15,7 @@ import (
 	"cucriu/internal/inspect"
 	"cucriu/internal/journal"
 	"cucriu/internal/proc"
+	"cucriu/internal/session"
 )
 
 // stopTree puts every thread of the tree into the group-stop: a thread that synchronized with the GPU
@@ -23,7 +24,7 @@ import (
 func (d *dump) stopTree(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, d.PatienceForAll())
 	defer cancel()
-	if err := d.SendStop(engine.ProcessesOf(d.Targets)...); err != nil {
+	if err := session.SignalProcesses(unix.SIGSTOP, engine.ProcessesOf(d.Targets)...); err != nil {
 		return err
 	}
 	for again := true; again; {
@@ -67,7 +68,7 @@ func (d *dump) stopOthers(ctx context.Context) (bool, error) {
 	if err := d.Session.Save(); err != nil {
 		return false, err
 	}
-	if err := d.SendStop(found...); err != nil {
+	if err := session.SignalProcesses(unix.SIGSTOP, found...); err != nil {
 		return false, err
 	}
 	return true, d.AwaitStopped(ctx, found)
@@ -188,7 +189,7 @@ func (d *dump) parkTree(ctx context.Context) error {
 
 // parkOther parks a process without CUDA. It returns nil if the process is held by its stop alone.
 func (d *dump) parkOther(ctx context.Context, other *proc.Process) (*inject.Parked, error) {
-	parked, err := d.ParkOne(ctx, other)
+	parked, err := engine.Park(ctx, d.Session, other)
 	if half, fileErr := inject.IsParked(d.Session.ParkedFile(other.PID)); errors.Is(err, inject.ErrFiltered) && !half && fileErr == nil {
 		return nil, nil // it is only stopped, and may run without harm
 	}

@@ -13,60 +13,47 @@ import (
 	"cucriu/internal/testenv"
 )
 
-// TestWaitsGoOn: what waits in the kernel for a time, or without end, waits on after a dump that leaves it running, and after
-// a restore. criu alone has such calls fail with EINTR, of which tail -f ends.
+// waiter waits in one call, and says how that ended. It has a handler for SIGUSR1.
+const waiter = `my ($dir, $name, @call) = @ARGV; @call = map { /^-?\d+$/ ? $_ + 0 : eval $_ } @call; $SIG{USR1} = sub {};
+sub note { my ($of, $what) = @_; open my $f, '>', "$dir/$name.tmp"; print $f $what; close $f; rename "$dir/$name.tmp", "$dir/$name.$of" }
+note pid => $$; my $r = syscall(shift @call, @call); note end => "$r $!"; sleep 1000 while 1`
+
+// TestWaitsGoOn: what waits in the kernel without end, or until a point in time, waits on after a dump that leaves it running,
+// and after a restore. criu alone has such calls fail with EINTR, of which tail -f ends. A signal that the program handles
+// ends them, even if it comes when the job is about to go on.
 func TestWaitsGoOn(t *testing.T) {
 	if runtime.GOARCH != "amd64" {
 		t.Skip("elsewhere these calls fail with EINTR: docs/limits.md")
 	}
-	// Each waits in one call, whose end it reports.
-	const waiter = `my ($dir, $name, @call) = @ARGV; @call = map { /^\d+$|^-1$/ ? $_ + 0 : eval $_ } @call;
-open my $f, '>', "$dir/$name.pid"; print $f $$; close $f;
-my $r = syscall(shift @call, @call); open $f, '>', "$dir/wrong"; print $f "$name ended: $r, $!"; close $f; sleep 1000 while 1`
-	const poll, nanosleep, futex, clockNanosleep = "7", "35", "202", "230"
-	calls := map[string][]string{
-		"endless":   {poll, "0", "0", "-1"},
-		"poll":      {poll, "0", "0", "3600000"},
-		"nanosleep": {nanosleep, `pack("qq", 3600, 0)`, "0"},
-		"clock":     {clockNanosleep, "1", "0", `pack("qq", 3600, 0)`, "0"},
-		"futex":     {futex, `pack("l", 5)`, "393", "5", `pack("qq", time + 3600, 0)`, "0", "-1"},
+	calls := map[string][]string{ // poll, futex, pause, rt_sigsuspend
+		"poll":       {"7", "0", "0", "-1"},
+		"futex":      {"202", `pack("l", 5)`, "393", "5", `pack("qq", time + 36000, 0)`, "0", "-1"},
+		"pause":      {"34"},
+		"sigsuspend": {"130", `pack("q", 0)`, "8"},
 	}
 	testenv.Simulated(t, func(t *testing.T) {
 		host := testenv.NewHost(t, 1)
 		dir := t.TempDir()
 		log := filepath.Join(dir, "log")
 		testenv.WriteFile(t, log, "first\n")
-		script := []string{fmt.Sprintf("tail -n +1 -f %s >%s/tail & ", log, dir)}
-		for name, call := range calls {
-			script = append(script, fmt.Sprintf("perl -e '%s' %s %s", strings.ReplaceAll(waiter, "'", `'\''`), dir, name))
-			for _, argument := range call {
-				script = append(script, fmt.Sprintf(" '%s'", argument))
+		script := fmt.Sprintf("tail -n +1 -f %s >%s/tail & ", log, dir)
+		for _, kind := range []string{"", "signalled-", "restored-"} {
+			for name, call := range calls {
+				script += fmt.Sprintf("perl -e '%s' %s %s '%s' & ", strings.ReplaceAll(waiter, "'", `'\''`), dir, kind+name, strings.Join(call, "' '"))
 			}
-			script = append(script, " & ")
 		}
-		job := host.StartUnder([]string{"/bin/bash", "-c", strings.Join(script, "") + `"$@" & wait`, "sh"}, 1)
-		pids := make(map[string]int)
-		left := func(name string) int64 { // milliseconds
-			call, waits := proc.WaitsIn(pids[name], pids[name])
-			if !waits || fmt.Sprint(call.Number) != poll {
-				return -1
-			}
-			return int64(call.Arguments[2])
+		job := host.StartUnder([]string{"/bin/bash", "-c", script + `"$@" & wait`, "sh"}, 1)
+		read := func(name string) string {
+			text, _ := os.ReadFile(filepath.Join(dir, name))
+			return string(text)
 		}
-		for name, call := range calls {
-			testenv.Eventually(t, testenv.Soon, name+" waits", func() bool {
-				text, _ := os.ReadFile(filepath.Join(dir, name+".pid"))
-				pid, err := strconv.Atoi(string(text))
-				if err != nil {
-					return false
-				}
-				pids[name] = pid
-				in, waits := proc.WaitsIn(pid, pid)
-				return waits && fmt.Sprint(in.Number) == call[0]
-			})
+		waits := func(name string) bool {
+			pid, err := strconv.Atoi(read(name + ".pid"))
+			call, waits := proc.WaitsIn(pid, pid)
+			return err == nil && waits && strconv.FormatInt(call.Number, 10) == calls[name[strings.LastIndex(name, "-")+1:]][0]
 		}
 		line := 0
-		goOn := func(after string, most int64) {
+		goesOn := func(after string, kinds ...string) {
 			t.Helper()
 			line++
 			file, err := os.OpenFile(log, os.O_APPEND|os.O_WRONLY, 0)
@@ -75,23 +62,40 @@ my $r = syscall(shift @call, @call); open $f, '>', "$dir/wrong"; print $f "$name
 			}
 			fmt.Fprintln(file, "line", line)
 			file.Close()
-			testenv.Eventually(t, testenv.Soon, "tail -f goes on "+after, func() bool {
-				text, _ := os.ReadFile(filepath.Join(dir, "tail"))
-				return strings.Contains(string(text), fmt.Sprintln("line", line))
-			})
-			for _, name := range []string{"poll", "nanosleep", "clock"} {
-				testenv.Eventually(t, testenv.Soon, name+" waits on "+after, func() bool { return left(name) > 0 && left(name) < most })
+			testenv.Eventually(t, testenv.Soon, "tail -f goes on "+after, func() bool { return strings.Contains(read("tail"), fmt.Sprintln("line", line)) })
+			for _, kind := range kinds {
+				for name := range calls {
+					testenv.Eventually(t, testenv.Soon, kind+name+" waits "+after, func() bool { return waits(kind+name) || read(kind+name+".end") != "" })
+					if end := read(kind + name + ".end"); end != "" {
+						t.Errorf("%s%s ended %s: %s", kind, name, after, end)
+					}
+				}
 			}
 			job.Runs()
-			if wrong, err := os.ReadFile(filepath.Join(dir, "wrong")); err == nil {
-				t.Fatalf("%s: %s", after, wrong)
+		}
+		signalled := func(kind string) {
+			t.Helper()
+			for name := range calls {
+				testenv.Eventually(t, testenv.Soon, kind+name+" has had its signal", func() bool { return read(kind+name+".end") == "-1 Interrupted system call" })
 			}
 		}
+		signals := func(kind string) string {
+			return "=run " + testenv.Script(t, fmt.Sprintf("for i in %s/%s*.pid; do kill -USR1 $(cat $i); done", dir, kind))
+		}
+		goesOn("before", "", "signalled-", "restored-")
 		host.Dump(job, "--leave-running")
 		host.WaitOutcome("running")
-		goOn("after a dump", 3600_000)
-		before := left("clock")
+		goesOn("after a dump", "", "signalled-", "restored-")
+
+		host.UseFailpoint("dump.back.others" + signals("signalled-"))
+		host.Dump(job, "--leave-running")
+		host.WaitOutcome("running")
+		signalled("signalled-")
+		goesOn("after a dump", "", "restored-")
+
+		host.UseFailpoint("restore.back.others" + signals("restored-"))
 		host.Restore(host.Dump(job))
-		goOn("after a restore", before)
+		signalled("restored-")
+		goesOn("after a restore", "")
 	})
 }
