@@ -67,8 +67,13 @@ func TestTheJobSeesWhatTheHostMounts(t *testing.T) {
 		mount("--bind", later, other) // what another mount follows, too
 		testenv.WriteFile(t, filepath.Join(later, "file"), "")
 		r.awaits("it sees what is mounted", func() bool { return testenv.Exists(filepath.Join(w.work, "seen")) })
-		if out, err := w.host.Cucriu("jobs", "checkpoint", w.dir); err != nil {
-			t.Fatalf("%v: %s", err, out)
+		for _, then := range [][]string{nil, {"--make-private", shared}} {
+			if then != nil {
+				mount(then...)
+			}
+			if out, err := w.host.Cucriu("jobs", "checkpoint", w.dir); err != nil {
+				t.Fatalf("%q: %v: %s", then, err, out)
+			}
 		}
 		testenv.WriteFile(t, filepath.Join(w.work, "bind"), "")
 		r.awaits("it has bound a directory", func() bool { return testenv.Exists(filepath.Join(w.work, "isbound")) })
