@@ -22,6 +22,7 @@ import (
 	"cucriu/criuutil"
 	"cucriu/hooks"
 	"cucriu/hooks/preflight"
+	"cucriu/internal/criuimage"
 	"cucriu/internal/engine"
 	"cucriu/internal/fault"
 	"cucriu/internal/image"
@@ -432,6 +433,9 @@ func (d *criuSession) notified(ctx context.Context, action string, pid int) erro
 		}
 	}
 	if action == criuutil.StagePostDump && d.probe != nil {
+		if err := criuimage.Settle(d.stage.ImageDir); err != nil { // as what will be restored
+			return err
+		}
 		if err := d.probe(ctx); err != nil {
 			return err
 		}
