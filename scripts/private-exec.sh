@@ -41,6 +41,11 @@ if [[ ${1:-} == --inside ]]; then
 	# Of what is in /run, criu keeps what it has found out about the kernel, if that is in memory, as on most machines. On the others
 	# every criu would try it all again.
 	if [[ $(stat -f -c %T /run) != tmpfs ]]; then
+		# Below another file system nobody can unmount it any more, and criu dumps no mount namespace with the network namespaces of
+		# ip netns and Docker.
+		below=()
+		while read -r _ _ _ _ point _; do [[ $point != /run/* ]] || below=("$point" "${below[@]}"); done </proc/self/mountinfo
+		((${#below[@]} == 0)) || umount --lazy "${below[@]}"
 		mkdir "$dir/run-of-host"
 		why=$({ mount --bind /run "$dir/run-of-host" && mount -t tmpfs -o mode=0755,nosuid,nodev tmpfs /run && mkdir -m 1777 /run/lock; } 2>&1) ||
 			no_namespace "cannot mount a /run in memory" "$why"
