@@ -205,51 +205,61 @@ func splitPolicy(line string) (start uint64, policy string) {
 	return start, policy
 }
 
-// UntouchedLocks returns how much memory a process has locked on fault that is not there yet.
-func UntouchedLocks(pid int) (bytes uint64, err error) {
-	var untouched uint64 // of the mapping that the lines are about
-	err = eachLineOf(pid, "smaps", func(line string) error {
-		name, value, _ := strings.Cut(line, ":")
-		kib, _ := strconv.ParseUint(strings.TrimSpace(strings.TrimSuffix(value, "kB")), 10, 64)
-		switch name {
-		case "Size":
-			untouched = kib << 10
+// area is a mapping of a process as smaps shows it.
+type area struct {
+	Range
+	name, flags string
+	resident    uint64 // bytes
+}
+
+func (a area) has(flag string) bool { return strings.Contains(a.flags+" ", " "+flag+" ") }
+
+// eachArea does something with each mapping of a process but the kernel's own. The kernel walks through all of its pages.
+func eachArea(pid int, do func(area)) error {
+	var a area
+	return eachLineOf(pid, "smaps", func(line string) error {
+		if strings.ContainsAny(line[:min(len(line), 1)], "0123456789abcdef") { // else it is about that mapping
+			a = area{}
+			if r, _, name, err := SplitMapping(line); err == nil {
+				a = area{Range: r, name: name}
+			}
+			return nil
+		}
+		switch key, value, _ := strings.Cut(line, ":"); key {
 		case "Rss":
-			untouched -= min(untouched, kib<<10)
-		case "VmFlags":
-			if strings.Contains(value+" ", " lf ") {
-				bytes += untouched
+			kib, _ := strconv.ParseUint(strings.TrimSpace(strings.TrimSuffix(value, "kB")), 10, 64)
+			a.resident = kib << 10
+		case "VmFlags": // the last line
+			if a.flags = value; a.Size() > 0 && !strings.HasPrefix(a.name, "[v") {
+				do(a)
 			}
 		}
 		return nil
+	})
+}
+
+// UntouchedLocks returns how much memory a process has locked on fault that is not there yet.
+func UntouchedLocks(pid int) (bytes uint64, err error) {
+	err = eachArea(pid, func(a area) {
+		if a.has("lf") {
+			bytes += a.Size() - min(a.Size(), a.resident)
+		}
 	})
 	return bytes, err
 }
 
 // readMemoryRequests lists those about mappings. The policy of one that has none is shown as the process's.
 func readMemoryRequests(pid int, usual string) (found []Request, err error) {
-	var at Range // the mapping that the lines are about; empty if it is the kernel's
 	var sealed []Request
 	ends := make(map[uint64]uint64)
-	err = eachLineOf(pid, "smaps", func(line string) error {
-		flags, isFlags := strings.CutPrefix(line, "VmFlags:")
-		if !isFlags {
-			if strings.ContainsAny(line[:min(len(line), 1)], "0123456789abcdef") { // else it is a number of a mapping
-				r, _, name, err := SplitMapping(line)
-				if at = r; err != nil || strings.HasPrefix(name, "[v") {
-					at = Range{}
-				}
-				ends[at.Start] = at.End
-			}
-			return nil
+	err = eachArea(pid, func(a area) {
+		ends[a.Start] = a.End
+		if a.has("lf") {
+			found = append(found, Request{What: requestLockOnFault, Range: a.Range})
 		}
-		if at.Size() > 0 && strings.Contains(flags+" ", " lf ") {
-			found = append(found, Request{What: requestLockOnFault, Range: at})
+		if a.has("sl") {
+			sealed = append(sealed, Request{What: requestSeal, Range: a.Range})
 		}
-		if at.Size() > 0 && strings.Contains(flags+" ", " sl ") {
-			sealed = append(sealed, Request{What: requestSeal, Range: at})
-		}
-		return nil
 	})
 	if err != nil {
 		return nil, err
