@@ -221,7 +221,7 @@ func (l *loan) restore(t *borrowedThread) error {
 		return t.Mask.write(t.TID)
 	}
 	regs := t.Registers
-	regs.waitOn()
+	regs.keepWaiting()
 	if err := regs.write(t.TID); err != nil {
 		return err
 	}

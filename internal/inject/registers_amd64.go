@@ -90,11 +90,11 @@ func (r *registers) waits() bool {
 	return int64(r.Orig_rax) >= 0 && slices.Contains([]int64{errRestartSys, errRestartNoIntr, errRestartNoHand, errRestartBlock}, -r.result())
 }
 
-// waitOn has a thread go on with a wait of which only the kernel knows until when (poll, nanosleep, a futex). It forgets
+// keepWaiting has a thread go on with a wait of which only the kernel knows until when (poll, nanosleep, a futex). It forgets
 // that if criu dumps a process (for its first thread, which runs criu's code) or restores it, and the call would fail with
 // EINTR, of which programs end (tail -f). A wait without end, or until a point in time, can be begun anew instead. The kernel
 // does that, unless the program has a handler for a signal that has come meanwhile: then the call fails as it would without us.
-func (r *registers) waitOn() {
+func (r *registers) keepWaiting() {
 	const bitset, private, realtime = 9, 128, 256 // FUTEX_WAIT_BITSET, FUTEX_PRIVATE_FLAG, FUTEX_CLOCK_REALTIME
 	endless := r.Orig_rax == unix.SYS_POLL && int32(r.Rdx) < 0
 	until := r.Orig_rax == unix.SYS_FUTEX && r.Rsi&^(private|realtime) == bitset

@@ -71,9 +71,9 @@ func (r *registers) setArgument(i int, value uint64) { r.Regs[i] = value }
 // negative.
 func (r *registers) result() int64 { return int64(r.Regs[0]) }
 
-// waitOn does nothing: the kernel has already prepared the restart of a call. A wait of which only the kernel knows until
+// keepWaiting does nothing: the kernel has already prepared the restart of a call. A wait of which only the kernel knows until
 // when ends with EINTR.
-func (r *registers) waitOn() {}
+func (r *registers) keepWaiting() {}
 
 // waits reports whether the thread was stopped in a system call that waits. Only such threads can be parked here.
 func (r *registers) waits() bool { return true }

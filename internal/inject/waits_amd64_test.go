@@ -30,7 +30,7 @@ func TestAWaitThatNobodyKnowsTheEndOfGoesOn(t *testing.T) {
 		if test.goesOn {
 			want.Rax = minus(514)
 		}
-		if regs.waitOn(); regs != want {
+		if regs.keepWaiting(); regs != want {
 			t.Errorf("%s: got %+v, want %+v", name, regs, want)
 		}
 	}
