@@ -48,6 +48,6 @@ func refuseMounts(points []string) error {
 	if len(points) == 0 {
 		return nil
 	}
-	return fault.New("the job has mounted or unmounted something on "+strings.Join(points, ", ")+" in its sandbox, which would be otherwise after a resume",
+	return fault.New("the job has mounted or unmounted something on "+strings.Join(points, ", ")+" in its sandbox, which a resume would undo",
 		"let the job undo that, or do it on the host before cucriu run starts the job")
 }

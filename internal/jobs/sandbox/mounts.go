@@ -53,16 +53,25 @@ func (s *Sandbox) MountsOfJob() ([]string, error) {
 	if err != nil {
 		return nil, err
 	}
-	// The host may mount and unmount meanwhile. This program may be in another namespace than the one that the sandbox follows,
-	// if it has taken over from one that was killed.
-	self := os.Getpid()
-	var looks [5][]mount
-	for i, pid := range []int{self, 1, s.Init().PID, self, 1} {
-		if looks[i], err = mounts(pid); err != nil {
-			return nil, proc.GoneOr(pid, err)
+	pid := s.Init().PID
+	before := looksAtHost(os.Getpid(), 1)
+	all, err := mounts(pid)
+	if err != nil {
+		return nil, proc.GoneOr(pid, err)
+	}
+	// The host may mount and unmount meanwhile.
+	return ofJob(known, all, append(before, looksAtHost(os.Getpid(), 1)...)...), nil
+}
+
+// looksAtHost lists the mounts that processes of the host see: this program may be in another namespace than the one that the
+// sandbox follows, if it has taken over from one that was killed. A process of which the kernel does not tell is left out.
+func looksAtHost(pids ...int) (host [][]mount) {
+	for _, pid := range pids {
+		if all, err := mounts(pid); err == nil {
+			host = append(host, all)
 		}
 	}
-	return ofJob(known, looks[2], looks[0], looks[1], looks[3], looks[4]), nil
+	return host
 }
 
 // ofJob lists where the job has mounted or unmounted something. The rest of what has changed since the known mounts were all that

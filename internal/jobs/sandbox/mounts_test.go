@@ -1,6 +1,8 @@
 package sandbox
 
 import (
+	"math"
+	"os"
 	"slices"
 	"testing"
 )
@@ -49,5 +51,17 @@ func TestWhatTheKernelOrTheHostMountsIsNotTheJobs(t *testing.T) {
 		if points := ofJob(test.known, test.all, test.before, test.after); !slices.Equal(points, test.want) {
 			t.Errorf("%s: %q, want %q", name, points, test.want)
 		}
+	}
+}
+
+// TestAHostThatDoesNotTellIsLeftOut: a security module may hide the first process of the host.
+func TestAHostThatDoesNotTellIsLeftOut(t *testing.T) {
+	own, err := mounts(os.Getpid())
+	if err != nil {
+		t.Fatal(err)
+	}
+	looks := looksAtHost(math.MaxInt32, os.Getpid())
+	if len(looks) != 1 || !slices.Equal(looks[0], own) {
+		t.Errorf("%d looks", len(looks))
 	}
 }
