@@ -18,7 +18,7 @@
 #define PAGE 4096ull
 #define GUARD 65536ull /* whole pages on every kernel */
 #define VA_STEP (2ull << 20)
-#define CHUNK (1u << 20)
+#define CHUNK (1u << 16)
 
 /*
  * Changed only inside the gate and under the mutex; the restore thread reads

@@ -12,7 +12,7 @@ static const char usage[] =
 	"usage: cudawork --dir DIR [options]\n"
 	"  --dir DIR       status, check, checked and stop live here; made if missing\n"
 	"  --gpus 0,1      GPUs to use, by ordinal (default 0)\n"
-	"  --mib M         device memory on each GPU, in MiB (default 4)\n"
+	"  --mib M         device memory on each GPU, in MiB (default 1)\n"
 	"  --ballast M     so much more, in MiB, that is filled once and never changed\n"
 	"  --ballast-pieces N  the same N times, each an allocation of its own (at most 16)\n"
 	"  --zeros M       so much more, in MiB, that is 0 and never changed\n"
@@ -127,7 +127,7 @@ struct options options_parse(int argc, char **argv)
 		{"peer", 1, 0, PEER}, {"registered", 0, 0, REGISTERED}, {"ipc-handles", 0, 0, IPC_HANDLES},
 		{"profiler", 1, 0, PROFILER}, {"peer-later", 0, 0, LATER}, {"loaders", 1, 0, LOADERS}, {"share-files", 0, 0, SHARE_FILES}, {"vfork", 0, 0, VFORK}, {"look", 0, 0, LOOK}, {"context-later", 0, 0, CONTEXT_LATER}, {"trim", 0, 0, TRIM}, {0, 0, 0, 0},
 	};
-	struct options o = {.gpus = {0}, .ngpus = 1, .mib = 4, .tick_ms = 30, .ballast_pieces = 1, .hog_rank = -1};
+	struct options o = {.gpus = {0}, .ngpus = 1, .mib = 1, .tick_ms = 30, .ballast_pieces = 1, .hog_rank = -1};
 	int c;
 
 	while ((c = getopt_long(argc, argv, "", longs, NULL)) != -1) {
