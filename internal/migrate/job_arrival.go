@@ -388,13 +388,14 @@ func (d *jobArrival) take(ctx context.Context) error {
 	if err := durable.Sync(d.dir); err != nil {
 		return err
 	}
-	if err := d.verify(ctx, manifest); err != nil {
+	judgement, err := d.verify(ctx, manifest)
+	if err != nil {
 		return err
 	}
 	if manifest.Newest != "" {
 		return d.promise(ctx, manifest.Newest)
 	}
-	return d.Send(sayTaken, nil)
+	return d.Send(sayTaken, judgement)
 }
 
 // received is where a file of the round is.
@@ -455,10 +456,10 @@ func (d *jobArrival) isRecordOf(of jobs.Description) bool {
 
 // verify reads what has arrived and was not verified yet, and finds out whether this host can take
 // the newest. What is wrong with a checkpoint that was here before, and was not sent, does not matter.
-func (d *jobArrival) verify(ctx context.Context, m jobManifest) error {
+func (d *jobArrival) verify(ctx context.Context, m jobManifest) (*prepare.Judgement, error) {
 	all, err := d.store.Checkpoints()
 	if err != nil || len(all) == 0 {
-		return err
+		return nil, err
 	}
 	var before []store.Checkpoint
 	for _, c := range all {
@@ -474,17 +475,18 @@ func (d *jobArrival) verify(ctx context.Context, m jobManifest) error {
 			for _, c := range before {
 				_ = d.store.Verify(ctx, c, jobVerifiers, nil)
 			}
-			return fmt.Errorf("checkpoint %s does not match what was sent: %w", c.Name, err)
+			return nil, fmt.Errorf("checkpoint %s does not match what was sent: %w", c.Name, err)
 		}
 	}
 	findings, err := jobs.CheckRestore(ctx, d.hook, all[len(all)-1].Dir)
 	if err != nil {
-		return err
+		return nil, err
 	}
-	if err := d.hook.Judge(findings).Err(); err != nil {
-		return preflight.AsRefusal(fmt.Errorf("the job cannot be resumed here: %w", err))
+	judgement := prepare.Judged(d.hook, "", findings)
+	if err := judgement.Err(); err != nil {
+		return nil, preflight.AsRefusal(fmt.Errorf("the job cannot be resumed here: %w", err))
 	}
-	return nil
+	return judgement, nil
 }
 
 // promise holds the job ready until the source has decided.

@@ -54,7 +54,7 @@ func TestADamagedFileThatASentCheckpointSharesIsFound(t *testing.T) {
 		t.Fatal(err)
 	}
 	d := &jobArrival{store: s}
-	if err := d.verify(t.Context(), jobManifest{Checkpoints: []jobCheckpoint{{Listed: listed[1]}}}); err == nil {
+	if _, err := d.verify(t.Context(), jobManifest{Checkpoints: []jobCheckpoint{{Listed: listed[1]}}}); err == nil {
 		t.Error("the damage is not found")
 	}
 	if listed, err := have(dir); err != nil || len(listed) != 0 {

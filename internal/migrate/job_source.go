@@ -9,15 +9,18 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 	"time"
 
 	"cucriu/hooks"
+	"cucriu/hooks/preflight"
 	"cucriu/internal/first"
 	"cucriu/internal/guest"
 	"cucriu/internal/jobs"
 	"cucriu/internal/jobs/life"
 	"cucriu/internal/jobs/store"
 	"cucriu/internal/migrate/commit"
+	"cucriu/internal/migrate/prepare"
 )
 
 // A long job moves as checkpoints: no process of it is on two hosts, and none is held.
@@ -43,11 +46,13 @@ type jobSource struct {
 	lock  *jobs.MoveLock
 	view  *store.Store
 	there map[string]uint32 // the checkpoints that the destination has
-	round int
+	// warned has what was said of the destination's warnings.
+	warned map[string]bool
+	round  int
 }
 
 func newJobSource(hook *hooks.Hook, job jobs.Local, o Options) *jobSource {
-	s := &jobSource{of: job, there: make(map[string]uint32)}
+	s := &jobSource{of: job, there: make(map[string]uint32), warned: make(map[string]bool)}
 	s.sourceSession = sourceSession{job: s, dir: job.Dir, hook: hook.Filled(), options: o, begun: time.Now()}
 	return s
 }
@@ -245,15 +250,34 @@ func (s *jobSource) send(ctx context.Context, phase string) error {
 	if err := s.remote.Send(sayTake, nil); err != nil {
 		return err
 	}
-	answer := sayTaken
 	if last {
-		answer = sayReady
+		err = s.remote.expect(ctx, sayReady, nil)
+	} else {
+		err = s.awaitTaken(ctx)
 	}
-	if err := s.remote.expect(ctx, answer, nil); err != nil {
+	if err != nil {
 		return err
 	}
 	for _, c := range manifest.Checkpoints {
 		s.there[c.Name] = c.CRC32C
+	}
+	return nil
+}
+
+// awaitTaken waits until the destination has what was sent, and passes on what it warns of: once,
+// however many rounds there are.
+func (s *jobSource) awaitTaken(ctx context.Context) error {
+	there := new(prepare.Judgement)
+	if err := s.remote.expect(ctx, sayTaken, there); err != nil {
+		return err
+	}
+	if err := there.Validate(new(prepare.Job)); err != nil {
+		return err
+	}
+	there.Findings = slices.DeleteFunc(there.Findings, func(f preflight.Finding) bool { return s.warned[f.String()] })
+	s.hook.Warn(s.options.Host, there.Findings)
+	for _, f := range there.Findings {
+		s.warned[f.String()] = true
 	}
 	return nil
 }

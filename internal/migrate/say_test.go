@@ -1,6 +1,7 @@
 package migrate
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"io"
@@ -10,7 +11,9 @@ import (
 	"time"
 
 	"cucriu/hooks"
+	"cucriu/hooks/preflight"
 	"cucriu/internal/jobs"
+	"cucriu/internal/migrate/prepare"
 	"cucriu/internal/migrate/wire"
 )
 
@@ -116,5 +119,29 @@ func TestAnotherProtocolIsRefused(t *testing.T) {
 	err := ours.requireSameProtocol(theirs)
 	if err == nil || !strings.Contains(err.Error(), "install the same cucriu on both hosts") || len(err.Error()) > 300 || strings.Contains(err.Error(), "\x1b") {
 		t.Errorf("%v", err)
+	}
+}
+
+// TestWarningsOfTheDestinationAreSaid of a long job, too: once, although each round looks again.
+func TestWarningsOfTheDestinationAreSaid(t *testing.T) {
+	var log bytes.Buffer
+	s := newJobSource(&hooks.Hook{Log: slog.New(slog.NewTextHandler(&log, nil))}, jobs.Local{Dir: "/d"}, Options{Host: "gpu-b"})
+	remote, there := connected(t)
+	s.remote = remote
+	first := preflight.Warning(preflight.FindingDriver, "is old", "update it")
+	second := preflight.Warning(preflight.FindingFileDiffers, "the log differs", "copy it")
+	for _, findings := range []preflight.Findings{nil, {first}, {first, second}} {
+		go func() { _ = there.Send(sayTaken, &prepare.Judgement{Findings: findings}) }()
+		if err := s.awaitTaken(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for _, text := range []string{"at gpu-b: ", "is old", "the log differs"} {
+		if !strings.Contains(log.String(), text) {
+			t.Errorf("%q is not said: %s", text, log.String())
+		}
+	}
+	if n := strings.Count(log.String(), "is old"); n != 1 {
+		t.Errorf("said %d times: %s", n, log.String())
 	}
 }

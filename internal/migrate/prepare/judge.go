@@ -85,7 +85,7 @@ func Judge(ctx context.Context, hook *hooks.Hook, j *Job, room Room) (*Judgement
 	if err != nil {
 		return nil, err
 	}
-	judgement := judged(hook, here.Name, slices.Concat(findings, pids, memory, files, surroundings, ports))
+	judgement := Judged(hook, here.Name, slices.Concat(findings, pids, memory, files, surroundings, ports))
 	judgement.Copies, judgement.Makes = look.copies, look.makes
 	judgement.RoomAhead, judgement.LargestArea = ahead, criuimage.LargestArea()
 	return judgement, nil

@@ -28,9 +28,9 @@ type Judgement struct {
 // none.
 func (j *Judgement) Err() error { return j.Findings.Err() }
 
-// judged makes a judgement of findings, with those overridden that the user has named. Names of
+// Judged makes a judgement of findings, with those overridden that the user has named. Names of
 // files and processes are in the messages, so they are made printable.
-func judged(hook *hooks.Hook, host string, findings preflight.Findings) *Judgement {
+func Judged(hook *hooks.Hook, host string, findings preflight.Findings) *Judgement {
 	j := &Judgement{Host: host, Findings: hook.Judge(findings)}
 	for i := range j.Findings {
 		f := &j.Findings[i]

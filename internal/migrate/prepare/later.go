@@ -90,7 +90,7 @@ func JudgeLater(ctx context.Context, hook *hooks.Hook, j *Job, policy Copy) (*Ju
 	if err != nil {
 		return nil, err
 	}
-	judgement := judged(hook.Filled(), name, slices.Concat(pids, files))
+	judgement := Judged(hook.Filled(), name, slices.Concat(pids, files))
 	judgement.Copies, judgement.Makes = look.copies, look.makes
 	return judgement, nil
 }

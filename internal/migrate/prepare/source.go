@@ -40,7 +40,7 @@ func JudgeSource(ctx context.Context, hook *hooks.Hook, j *Job, room Room) (*Jud
 	if err != nil {
 		return nil, err
 	}
-	judgement := judged(hook, j.Host.Name, slices.Concat(findings, more, memory, connectionFindings(j, room.TCP)))
+	judgement := Judged(hook, j.Host.Name, slices.Concat(findings, more, memory, connectionFindings(j, room.TCP)))
 	judgement.RoomAhead = ahead
 	return judgement, nil
 }

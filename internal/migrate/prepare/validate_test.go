@@ -180,7 +180,7 @@ func TestWhatIsFoundCanBeShown(t *testing.T) {
 			Name: preflight.FindingFileMissing, Severity: preflight.SeverityError, Process: "a\x1bb", Message: fmt.Sprintf("%d\nlines\x00 %s", n, strings.Repeat("ä", maxMessage)), Remedy: "\xff",
 		})
 	}
-	j := judged(hookFor(t), "gpu-b", findings)
+	j := Judged(hookFor(t), "gpu-b", findings)
 	for _, f := range j.Findings {
 		if text := f.Process + f.Message + f.Remedy; len(text) > 3*maxMessage || strings.ContainsFunc(text, func(r rune) bool { return !unicode.IsPrint(r) }) {
 			t.Errorf("%q cannot be shown", text)
