@@ -15,7 +15,6 @@ import (
 	"cucriu/hooks/preflight"
 	"cucriu/internal/jobs"
 	"cucriu/internal/jobs/job"
-	"cucriu/internal/self"
 	"cucriu/internal/units"
 )
 
@@ -24,7 +23,6 @@ func checkCommand() *cobra.Command {
 		pid       int
 		dir, criu string
 		force     []string
-		calibrate bool
 	)
 	cmd := &cobra.Command{
 		Use:   "check",
@@ -36,10 +34,6 @@ with -t and -D, also whether the image can be written to DIR and fits. With -D a
 it checks an image, and whether this machine can restore it: its pids must be free.
 The pages of the image are not read, which cucriu verify does. Nothing is changed.
 
-With --calibrate, two helper processes use the first GPU for a moment, to find out
-whether NVIDIA's kernel module reports which processes share device memory. The
-result is valid until the next boot. Only untested driver versions need it.
-
 Managed memory cannot be detected from outside: the driver refuses to checkpoint
 it, and the job keeps running.
 
@@ -49,7 +43,7 @@ forced: ` + strings.Join(preflight.Forceable(), ", ") + `.`,
 		Example: "  cucriu check\n  cucriu check -t 4711 -D /var/lib/images/job1\n  cucriu check -D /var/lib/images/job1",
 		Args:    noArguments,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			if pid != 0 || calibrate {
+			if pid != 0 {
 				if err := requireRoot(cmd); err != nil {
 					return err
 				}
@@ -62,13 +56,6 @@ forced: ` + strings.Join(preflight.Forceable(), ", ") + `.`,
 			findings, err := hook.Host().CheckMachine(cmd.Context(), criu)
 			if err != nil {
 				return err
-			}
-			if calibrate {
-				found, err := hook.Host().Calibrate(cmd.Context(), []string{self.Path, helperName})
-				if err != nil {
-					return err
-				}
-				findings = append(findings, found)
 			}
 			var more preflight.Findings
 			switch {
@@ -99,12 +86,10 @@ forced: ` + strings.Join(preflight.Forceable(), ", ") + `.`,
 			return errors.Join(err, blocked)
 		},
 	}
-	flags := cmd.Flags()
 	pidFlag(cmd, &pid, "tree", "t", "the root process of a job")
 	folderFlag(cmd, &dir, "images-dir", "D", "with -t: where the image would be written; alone: the image to check")
 	criuFlag(cmd, &criu, "path of the criu to check")
 	forceFlag(cmd, &force)
-	flags.BoolVar(&calibrate, "calibrate", false, "find out, with two helper processes, whether sharing of device memory can be detected")
 	jsonFlag(cmd)
 	return cmd
 }

@@ -33,10 +33,6 @@ func hiddenCommands() []*cobra.Command {
 			inspect.LimitOwnMemory()
 			return watch.Run(hook, args[0], stages.ServeInside)
 		})),
-		// What check --calibrate starts two of.
-		hidden(helperName, noArguments, withHook(func(cmd *cobra.Command, hook *hooks.Hook, _ []string) error {
-			return hook.Host().CalibrationHelper(cmd.InOrStdin(), cmd.OutOrStdout())
-		})),
 	),
 		// What makes a job's sandbox.
 		inDirectory(sandbox.CommandUnshare, sandbox.Unshare), inDirectory(sandbox.CommandInit, sandbox.Init), inDirectory(sandbox.CommandKeep, sandbox.Keep),
@@ -50,8 +46,6 @@ func hiddenCommands() []*cobra.Command {
 			return checkpoint.ProbeInside(cmd.Context(), os.Stdin, os.Stdout, files.PutBackOnTrial)
 		}))
 }
-
-const helperName = "calibrate-helper"
 
 func hidden(use string, args cobra.PositionalArgs, run func(*cobra.Command, []string) error) *cobra.Command {
 	return &cobra.Command{Use: use, Hidden: true, Args: args, RunE: run}

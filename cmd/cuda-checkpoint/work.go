@@ -147,7 +147,7 @@ func (w *work) judge(ctx context.Context) (inspect.Process, error) {
 		return inspect.Process{}, cmp.Or(seen.Findings.Err(), errors.New("it has no CUDA state"))
 	}
 	processes := []inspect.Process{*seen.Process}
-	losses, err := inspect.Named(ctx, w.driver, w.env.Config.RunDir, processes)
+	losses, err := inspect.Named(ctx, w.driver, processes)
 	if err != nil {
 		return inspect.Process{}, err
 	}

@@ -39,7 +39,7 @@ func suspend(ctx context.Context, d *engine.Suspension, pids []int) error {
 		return err
 	}
 	processes := journal.ProcessesOf(d.Members)
-	findings, err := inspect.Named(ctx, d.Driver, d.Config.RunDir, processes)
+	findings, err := inspect.Named(ctx, d.Driver, processes)
 	if err != nil {
 		return err
 	}

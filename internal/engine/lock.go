@@ -72,7 +72,7 @@ func (s *Suspension) lookAgain() error {
 	if len(s.Targets) == 0 {
 		return nil
 	}
-	findings, err := inspect.Losses(s.Driver, s.Config.RunDir, journal.ProcessesOf(s.Members), nil)
+	findings, err := inspect.Losses(s.Driver, journal.ProcessesOf(s.Members), nil)
 	return lateRefusal(findings.Force(slices.Concat(s.Force, s.Config.Force)), err)
 }
 

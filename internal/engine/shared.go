@@ -63,7 +63,7 @@ func (s *Suspension) takeDownShared(ctx context.Context, guests []*Target) error
 
 // requireNoLoss is [Suspension.lookAgain] where nothing can be forced: two processes would have different memory.
 func (s *Suspension) requireNoLoss(served func(inspect.Process) bool) error {
-	return lateRefusal(inspect.Losses(s.Driver, s.Config.RunDir, journal.ProcessesOf(s.Members), served))
+	return lateRefusal(inspect.Losses(s.Driver, journal.ProcessesOf(s.Members), served))
 }
 
 // list asks the libraries, and returns the processes of those that answer. The others may share nothing.

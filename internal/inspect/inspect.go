@@ -32,15 +32,15 @@ func (in *Inspection) UsesCUDA() bool { return len(in.Processes) > 0 || len(in.F
 
 // Tree walks the tree below root. It finds the CUDA processes, and everything that would
 // make the dump fail after GPU state has been touched. imageDir is where the images are to go;
-// it is empty if that is not known. runDir is the run directory. Tree calls open when it meets the
+// it is empty if that is not known. Tree calls open when it meets the
 // first process that has libcuda mapped: a tree without CUDA needs no driver. prefetched is nil if nobody
 // has begun to ask.
-func Tree(ctx context.Context, root int, imageDir, runDir string, prefetched *Prefetched, open func() (*cudackpt.Driver, error)) (*Inspection, error) {
+func Tree(ctx context.Context, root int, imageDir string, prefetched *Prefetched, open func() (*cudackpt.Driver, error)) (*Inspection, error) {
 	s, err := snapshotBelow(root)
 	if err != nil {
 		return nil, err
 	}
-	return s.inspect(ctx, imageDir, runDir, prefetched, sync.OnceValues(open))
+	return s.inspect(ctx, imageDir, prefetched, sync.OnceValues(open))
 }
 
 // Prefetched is what the kernel module told of a tree right before its inspection.
@@ -62,7 +62,7 @@ func (h Host) Prefetch(ctx context.Context, root int) *Prefetched {
 		if err != nil {
 			return // the inspection says why
 		}
-		if in, _, err := s.askDriver(ctx, h.RunDir, nil, sync.OnceValues(h.CheckpointDriver)); err == nil {
+		if in, _, err := s.askDriver(ctx, nil, sync.OnceValues(h.CheckpointDriver)); err == nil {
 			e.kernel = in.kernel
 		}
 	}()
@@ -83,10 +83,10 @@ func (e *Prefetched) answer(ctx context.Context) kernelAnswer {
 
 // inspect asks the driver and the kernel module, which may take long, and judges the processes
 // meanwhile.
-func (s *snapshot) inspect(ctx context.Context, imageDir, runDir string, prefetched *Prefetched, open func() (*cudackpt.Driver, error)) (*Inspection, error) {
+func (s *snapshot) inspect(ctx context.Context, imageDir string, prefetched *Prefetched, open func() (*cudackpt.Driver, error)) (*Inspection, error) {
 	judged := make(chan preflight.Findings, 1)
 	go func() { judged <- s.judge() }()
-	in, gone, err := s.askDriver(ctx, runDir, prefetched, open)
+	in, gone, err := s.askDriver(ctx, prefetched, open)
 	ofTree := <-judged
 	if err != nil {
 		return nil, err
@@ -110,7 +110,7 @@ func (s *snapshot) inspect(ctx context.Context, imageDir, runDir string, prefetc
 
 // askDriver finds what the driver and the kernel module say of a tree, and which processes have ended
 // meanwhile.
-func (s *snapshot) askDriver(ctx context.Context, runDir string, prefetched *Prefetched, open func() (*cudackpt.Driver, error)) (in *Inspection, gone []int, err error) {
+func (s *snapshot) askDriver(ctx context.Context, prefetched *Prefetched, open func() (*cudackpt.Driver, error)) (in *Inspection, gone []int, err error) {
 	each, errs := make([]Inspected, len(s.looks)), make([]error, len(s.looks))
 	proc.AtOnce(runtime.NumCPU(), len(s.looks), func(i int) { each[i], errs[i] = s.looks[i].askDriver(ctx, open, true) })
 	in = new(Inspection)
@@ -146,7 +146,7 @@ func (s *snapshot) askDriver(ctx context.Context, runDir string, prefetched *Pre
 		in.Processes[i].Known = in.kernel.known
 	}
 	if !in.kernel.isAbout(in.Processes) {
-		in.kernel = askKernel(driver, runDir, in.Processes)
+		in.kernel = askKernel(driver, in.Processes)
 	}
 	losses, err := s.lossFindings(in.kernel, in.Processes, isServed)
 	in.Findings = slices.Concat(in.Findings, memoryFindings(in.Processes), losses, wayBackFindings(ctx, driver, in.Processes), neighborFindings(ctx, driver, in.Processes))
@@ -155,11 +155,11 @@ func (s *snapshot) askDriver(ctx context.Context, runDir string, prefetched *Pre
 
 // Named finds what cannot be restored in processes that the user has named, rather than
 // in a tree. A suspend uses it.
-func Named(ctx context.Context, driver *cudackpt.Driver, runDir string, processes []Process) (preflight.Findings, error) {
+func Named(ctx context.Context, driver *cudackpt.Driver, processes []Process) (preflight.Findings, error) {
 	if err := Measure(ctx, driver, processes); err != nil {
 		return nil, err
 	}
-	losses, err := Losses(driver, runDir, processes, isServed)
+	losses, err := Losses(driver, processes, isServed)
 	return slices.Concat(DifferentGPUs(processes), losses, wayBackFindings(ctx, driver, processes), neighborFindings(ctx, driver, processes)), err
 }
 
@@ -291,7 +291,7 @@ func (h Host) CheckJob(ctx context.Context, root int, imageDir string) (prefligh
 		return nil, err
 	}
 	open := sync.OnceValues(h.CheckpointDriver)
-	in, err := s.inspect(ctx, Existing(imageDir), h.RunDir, nil, open)
+	in, err := s.inspect(ctx, Existing(imageDir), nil, open)
 	if err != nil {
 		return nil, err
 	}

@@ -31,8 +31,6 @@ type Host struct {
 	Unmapped gpumap.Policy
 	// Criu is the path of the criu that is to dump; empty if that is not known.
 	Criu string
-	// RunDir is the run directory, where the result of a calibration is kept.
-	RunDir string
 	// Timeout limits how long a check waits for a process to answer.
 	Timeout time.Duration
 }

@@ -87,7 +87,7 @@ func notLookedFor(processes []Process, kernel kernelAnswer) preflight.Findings {
 			return preflight.Findings{p.about(preflight.Warning(preflight.FindingHostNUMA,
 				fmt.Sprintf("it was not looked for whether this process, or another one of the tree, has driver memory on a NUMA node "+
 					"of the host (CU_MEM_LOCATION_TYPE_HOST_NUMA), which a restore would lose: %v",
-					cmp.Or(kernel.unasked, kernel.unknown, nvrm.ErrUnknown)), ""))}
+					cmp.Or(kernel.unknown, nvrm.ErrUnknown)), ""))}
 		}
 	}
 	return nil

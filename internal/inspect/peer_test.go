@@ -184,7 +184,6 @@ func TestWhatIsBelievedOfAnotherDriver(t *testing.T) {
 		want   string
 	}{
 		"not asked":                 {one, kernelAnswer{unknown: why}, "host-numa-memory=warning"},
-		"asked for sharing alone":   {one, kernelAnswer{unasked: why}, "host-numa-memory=warning"},
 		"asked":                     {one, kernelAnswer{holdings: map[int]*nvrm.Holdings{one.PID: {}}}, ""},
 		"on two GPUs, nobody knows": {two, kernelAnswer{unknown: why}, ""},
 	} {

@@ -30,8 +30,8 @@ import (
 // Losses looks in processes for what the driver would checkpoint and never restore. Some
 // of the processes may have ended. NVML must have been asked about them: see [Measure].
 // What two processes share that are both served is no loss; nobody is, if served is nil.
-func Losses(driver *cudackpt.Driver, runDir string, processes []Process, served func(Process) bool) (preflight.Findings, error) {
-	return new(snapshot).lossFindings(askKernel(driver, runDir, processes), processes, served)
+func Losses(driver *cudackpt.Driver, processes []Process, served func(Process) bool) (preflight.Findings, error) {
+	return new(snapshot).lossFindings(askKernel(driver, processes), processes, served)
 }
 
 // isServed reports whether a process has a library that takes down what it shares with others that have it, too.
@@ -194,7 +194,7 @@ func unknownFindings(having []ncclUse, why error) preflight.Findings {
 		f = sharers[0].of.about(preflight.New(preflight.FindingNCCL, sharers[0].how()+", and so "+others(users, sharers[0].of)+" of its tree, with transports that may share device memory between processes"+cause, ""))
 	case len(having) > 1:
 		f = having[0].of.about(preflight.New(preflight.FindingSharing, "may share device memory with "+processName(having[1].of.PID)+cause,
-			"run cucriu check --calibrate, once after each boot; override this if they share none"))
+			"override this if they share none"))
 	case len(sharers) > 0:
 		f = sharers[0].of.about(preflight.Warning(preflight.FindingNCCL, sharers[0].how()+", and may share device memory with processes outside the tree"+cause, ""))
 	default:
@@ -294,7 +294,6 @@ type kernelAnswer struct {
 	known    nvrm.Known             // for the next time
 	holdings map[int]*nvrm.Holdings // by pid, where all is known
 	measured bool                   // what is not among these is not there
-	unasked  error                  // why there are none
 	shares   []nvrm.Share
 	unknown  error // why it is not known who shares memory
 }
@@ -307,7 +306,7 @@ func (k kernelAnswer) isAbout(processes []Process) bool {
 
 // askKernel asks the kernel module about processes.
 // It takes some 100 ms for a process on several GPUs, and some 10 ms for any other.
-func askKernel(driver *cudackpt.Driver, runDir string, processes []Process) kernelAnswer {
+func askKernel(driver *cudackpt.Driver, processes []Process) kernelAnswer {
 	var answer kernelAnswer
 	version, err := driver.DriverVersion()
 	if err != nil {
@@ -315,13 +314,8 @@ func askKernel(driver *cudackpt.Driver, runDir string, processes []Process) kern
 		return answer
 	}
 	evidence := nvrm.EvidenceOf(version)
-	calibrated, failure := readCalibration(runDir, version)
-	switch {
-	case failure != "":
-		answer.unknown = fmt.Errorf("cucriu check --calibrate found that the kernel module of driver %s does not report it: %s", version, failure)
-		return answer
-	case !calibrated && evidence == nvrm.Unknown:
-		answer.unknown = fmt.Errorf("driver %s has not been tested: run cucriu check --calibrate", version)
+	if evidence == nvrm.Unknown {
+		answer.unknown = fmt.Errorf("driver %s has been neither measured nor compared with one that has", version)
 		return answer
 	}
 	var pids, gaps []int
@@ -343,10 +337,6 @@ func askKernel(driver *cudackpt.Driver, runDir string, processes []Process) kern
 		processes[i].Known = told.Known
 	}
 	answer.known, answer.shares, answer.unknown = told.Known, told.Shares, told.Err
-	if answer.unasked = told.Err; evidence == nvrm.Unknown { // a calibration tries only who shares memory
-		answer.unasked = fmt.Errorf("driver %s has been neither measured nor compared with one that has", version)
-	} else {
-		answer.holdings, answer.measured = told.Holdings, evidence == nvrm.Measured
-	}
+	answer.holdings, answer.measured = told.Holdings, evidence == nvrm.Measured
 	return answer
 }

@@ -60,7 +60,7 @@ func (env *Env) OpenDriver() (*cudackpt.Driver, error) {
 // Host returns the machine as the checks see it.
 func (env *Env) Host() inspect.Host {
 	env = env.Filled()
-	return inspect.Host{Driver: env.OpenDriver, Map: env.Config.GPUs.Map, Unmapped: env.Config.GPUs.Unmapped, RunDir: env.Config.RunDir, Timeout: env.Config.Lock.Timeout}
+	return inspect.Host{Driver: env.OpenDriver, Map: env.Config.GPUs.Map, Unmapped: env.Config.GPUs.Unmapped, Timeout: env.Config.Lock.Timeout}
 }
 
 // Judge returns the findings as the user wants them judged: what the configuration refuses is an error,

@@ -291,7 +291,7 @@ func (d *dump) inspect(ctx context.Context) error {
 	}
 	ofCriu := make(chan preflight.Findings, 1) // criu is asked for its version meanwhile
 	go func() { ofCriu <- inspect.CriuFindings(ctx, d.criu, d.Root) }()
-	seen, err := inspect.Tree(ctx, d.Root, imageDir, d.Config.RunDir, d.stage.Prefetched, d.LoadDriver)
+	seen, err := inspect.Tree(ctx, d.Root, imageDir, d.stage.Prefetched, d.LoadDriver)
 	findings := <-ofCriu
 	if err != nil {
 		return session.GivenUp(ctx, err)

@@ -148,13 +148,21 @@ func (h *Host) NVML(view string) {
 	}
 }
 
-// KernelModule sets how the simulated kernel module answers questions about memory: "silent",
-// "lie" (nothing is ever shared), or "" for the truth.
-func (h *Host) KernelModule(manner string) {
+// SilenceKernelModule has the simulated kernel module answer no questions about memory.
+func (h *Host) SilenceKernelModule() {
 	h.t.Helper()
-	if err := os.WriteFile(filepath.Join(h.Dir, "nvrm"), []byte(manner+"\n"), 0o644); err != nil {
+	WriteFile(h.t, filepath.Join(h.Dir, "nvrm"), "silent\n")
+}
+
+// DriverVersion sets the version that the simulated kernel module calls itself by.
+func (h *Host) DriverVersion(version string) {
+	h.t.Helper()
+	file := filepath.Join(h.Dir, "proc/driver/nvidia/version")
+	text, err := os.ReadFile(file)
+	if err != nil {
 		h.t.Fatal(err)
 	}
+	WriteFile(h.t, file, strings.ReplaceAll(string(text), "580.159.04", version))
 }
 
 // Command returns a command that runs on the host.

@@ -219,7 +219,7 @@ func ncclJob(t *testing.T, host *testenv.Host, environment ...string) *testenv.J
 func TestNCCLThatSharesMemoryIsRefused(t *testing.T) {
 	testenv.Simulated(t, func(t *testing.T) {
 		host := testenv.NewHost(t, 1)
-		host.KernelModule("silent") // else it tells who shares memory
+		host.SilenceKernelModule() // else it tells who shares memory
 		job := ncclJob(t, host, "NCCL_P2P_DISABLE=1", "NCCL_SHM_DISABLE=0")
 		testenv.Refused(t, host, job, preflight.FindingNCCL, t.TempDir())
 
@@ -345,7 +345,7 @@ func TestOneProcessOnSeveralGPUsIsRefusedUnlessItIsHarmless(t *testing.T) {
 			testenv.Simulated(t, func(t *testing.T) {
 				host := testenv.NewHost(t, 2)
 				host.NVML(test.nvml)
-				host.KernelModule("silent") // else it tells who has peer access
+				host.SilenceKernelModule() // else it tells who has peer access
 				if test.config != "" {
 					host.Setenv("CUCRIU_CONFIG", host.Config(test.config))
 				}

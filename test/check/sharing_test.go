@@ -132,7 +132,7 @@ func TestProcessesThatShareNothingAreDumped(t *testing.T) {
 func TestSharingThatCannotBeToldIsRefused(t *testing.T) {
 	testenv.Simulated(t, func(t *testing.T) {
 		host := testenv.NewHost(t, 1)
-		host.KernelModule("silent")
+		host.SilenceKernelModule()
 		alone, pair := host.Start(1), host.Start(2, "--procs", "2")
 		if errs := testenv.Check(t, host, "-t", alone.Root()).Of(preflight.SeverityError); len(errs) > 0 {
 			t.Fatalf("one process: %+v", errs)
@@ -146,42 +146,21 @@ func TestSharingThatCannotBeToldIsRefused(t *testing.T) {
 	})
 }
 
-func TestADriverIsBelievedAfterItsCalibration(t *testing.T) {
+// Nobody has compared this driver's kernel module with one that was measured: what it says is no reason to touch a job.
+func TestAnUnknownDriverIsNotBelieved(t *testing.T) {
 	testenv.Simulated(t, func(t *testing.T) {
 		host := testenv.NewHost(t, 1)
-		// A driver that nobody has compared.
-		file := filepath.Join(host.Dir, "proc/driver/nvidia/version")
-		text, err := os.ReadFile(file)
-		if err == nil {
-			err = os.WriteFile(file, []byte(strings.ReplaceAll(string(text), "580.159.04", "600.10.01")), 0o644)
+		host.DriverVersion("600.10.01")
+		alone, pair := host.Start(1), host.Start(2, "--procs", "2")
+		if errs := testenv.Check(t, host, "-t", alone.Root()).Of(preflight.SeverityError); len(errs) > 0 {
+			t.Errorf("one process: %+v", errs)
 		}
-		if err != nil {
-			t.Fatal(err)
+		found := testenv.Refused(t, host, pair, preflight.FindingSharing, t.TempDir())
+		if !strings.Contains(found.Message, "driver 600.10.01 has been neither measured nor compared") {
+			t.Errorf("the driver is not said to be unknown: %v", found)
 		}
-		pair, sharers := host.Start(2, "--procs", "2"), host.Start(2, "--ipc")
-		verdict := func(job *testenv.Job, name string, refused bool) {
-			t.Helper()
-			errs := testenv.Check(t, host, "-t", job.Root()).Of(preflight.SeverityError)
-			if (len(errs) == 1 && errs[0].Name == preflight.FindingSharing) != refused || !refused && len(errs) > 0 {
-				t.Errorf("%s: found %+v", name, errs)
-			}
+		if errs := testenv.Check(t, host, "-t", pair.Root(), "--force", preflight.FindingSharing).Of(preflight.SeverityError); len(errs) > 0 {
+			t.Errorf("forced: %+v", errs)
 		}
-		calibrate := func(severity preflight.Severity) {
-			t.Helper()
-			if found := testenv.Check(t, host, "--calibrate").Of(severity); !slices.ContainsFunc(found, func(f preflight.Finding) bool { return f.Name == preflight.FindingSharing }) {
-				t.Errorf("calibration: %+v", found)
-			}
-		}
-		verdict(pair, "not calibrated", true)
-		host.KernelModule("lie")
-		calibrate(preflight.SeverityWarning)
-		verdict(pair, "it lied", true)
-		host.KernelModule("")
-		calibrate(preflight.SeverityOK)
-		verdict(pair, "calibrated", false)
-		verdict(sharers, "calibrated", true)
-		host.KernelModule("silent")
-		verdict(pair, "it does not answer any more", true)
-		pair.Runs()
 	})
 }

@@ -109,7 +109,7 @@ func TestWhatIsFoundAfterTheLockIsAFailure(t *testing.T) {
 		}()
 		testenv.Eventually(t, testenv.Soon, "the job is being locked", func() bool { return host.Step() == "lock" })
 		host.NVML("add 752")
-		host.KernelModule("silent")
+		host.SilenceKernelModule()
 		host.Faults()
 		text := <-out
 		if code := cmd.ProcessState.ExitCode(); code != testenv.StatusFailed || !strings.Contains(text, "found after the inspection: peer-memory") {

@@ -7,8 +7,7 @@
  * each piece of memory that it has imported or that was imported from it, one for all
  * other memory of each GPU, and what it says of itself in ROOT/procs: see held.h.
  *
- * ROOT/nvrm, one line: `silent` (no answer, as of another device), `lie` (nothing is
- * ever shared).
+ * ROOT/nvrm, one line: `silent` (no answer, as of another device).
  */
 #define _GNU_SOURCE
 #include <dirent.h>
@@ -43,7 +42,7 @@ struct rm_control {
 static struct asked {
 	struct sim_host host;
 	int pid; /* of the client */
-	bool lies, silent;
+	bool silent;
 	const char *self;
 
 	/* What that process has, as of the last question about its first GPU, with which a search begins. */
@@ -54,7 +53,7 @@ static struct asked {
 	uint64_t rest[SIM_MAX_GPUS]; /* the memory of each GPU that has no object of its own */
 } asked;
 
-static int imports(struct sim_import all[MOST]) { return asked.lies ? 0 : import_list(&asked.host, asked.self, all, MOST); }
+static int imports(struct sim_import all[MOST]) { return import_list(&asked.host, asked.self, all, MOST); }
 
 static void look_again(void)
 {
@@ -241,7 +240,6 @@ EXPORT long cudasim_ioctl(int fd, unsigned long request, void *argument)
 		if (c->object == c->client && *(uint32_t *)c->parameters == c->client) { /* seldom enough */
 			host_path(&asked.host, path, "nvrm");
 			read_file(path, mode, sizeof mode);
-			asked.lies = !strncmp(mode, "lie", 3);
 			asked.silent = !strncmp(mode, "silent", 6);
 		}
 		if (request != 0xc020462a || asked.pid <= 0 || asked.silent)

@@ -58,7 +58,7 @@ func TestDevicesAreNotTakenIfNVMLTellsNothing(t *testing.T) {
 func TestNCCLThatComesAfterTheInspectionIsRefused(t *testing.T) {
 	testenv.Simulated(t, func(t *testing.T) {
 		host := testenv.NewHost(t, 1)
-		host.KernelModule("silent") // else it tells who shares memory
+		host.SilenceKernelModule() // else it tells who shares memory
 		stub := testenv.Artefact(t, "make workload", "build", "workload", "libnccl.so.2")
 		late := t.TempDir()
 		job := host.StartUnder([]string{
