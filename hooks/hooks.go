@@ -14,9 +14,6 @@ import (
 // command that watches over a job.
 type Hook = session.Env
 
-// Status is what there is to know of a dump, a restore or a suspend from outside.
-type Status = session.Status
-
 // The errors of a dump, a restore, a suspend or a resume.
 var (
 	// ErrNotBack is wrapped by an error that left the job in a state that is not good yet.

@@ -165,7 +165,7 @@ running.`,
 		Example: "  cucriu suspend -p 4711\n  cucriu resume -p 4711",
 		Args:    noArguments,
 		RunE: withProcesses(&processes, func(cmd *cobra.Command, hook *hooks.Hook, _ []string) error {
-			var s hooks.Status
+			var s checkpoint.Status
 			if err := atSignal(cmd, say, "cancelling; waiting for the driver to answer", func() (err error) {
 				s, err = checkpoint.Suspend(cmd.Context(), hook, processes)
 				return err
@@ -199,7 +199,7 @@ to their own. If a GPU lacks the memory, nothing is changed.`,
 		Args:    noArguments,
 		RunE: withProcesses(&processes, func(cmd *cobra.Command, hook *hooks.Hook, _ []string) error {
 			useMap(hook, pairs)
-			var resumed []hooks.Status
+			var resumed []checkpoint.Status
 			err := atSignal(cmd, say, "a resume that has begun is not interrupted: it continues until the processes run or it fails", func() (err error) {
 				resumed, err = checkpoint.Resume(cmd.Context(), hook, processes, force)
 				return err

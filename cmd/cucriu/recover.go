@@ -14,11 +14,8 @@ import (
 	"cucriu/hooks"
 	"cucriu/hooks/checkpoint"
 	"cucriu/internal/inspect"
-	"cucriu/internal/journal"
 	"cucriu/internal/migrate"
 	"cucriu/internal/migrate/commit"
-	"cucriu/internal/session"
-	"cucriu/internal/watch"
 )
 
 func recoverCommand() *cobra.Command {
@@ -47,10 +44,10 @@ At the source of a long job, if the destination is gone permanently:
 			if take != "" || drop != "" {
 				return settle(cmd, hook, take, drop)
 			}
-			var recovered []hooks.Status
+			var recovered []checkpoint.Status
 			var lines []string
 			err := atSignal(cmd, say, "jobs that are not recovered yet are left to the next cucriu recover", func() (err error) {
-				recovered, err = watch.Recover(cmd.Context(), hook)
+				recovered, err = checkpoint.Recover(cmd.Context(), hook)
 				for _, s := range recovered {
 					if s.Outcome != "" { // otherwise the error reports it
 						lines = append(lines, fmt.Sprintf("%s of process %s: %s: %s", s.Kind, somePIDs(s.PIDs()), s.Outcome, s.Message))
@@ -77,7 +74,7 @@ At the source of a long job, if the destination is gone permanently:
 
 // leftOpen says of each session that is open and not to be recovered what would bring it to its end.
 func leftOpen(runDir string) (lines []string) {
-	sessions, _ := session.Sessions(runDir) // without them it is still true that there is nothing to recover
+	sessions, _ := checkpoint.Sessions(runDir) // without them it is still true that there is nothing to recover
 	for _, s := range sessions {
 		why := s.Message
 		switch {
@@ -85,7 +82,7 @@ func leftOpen(runDir string) (lines []string) {
 			continue
 		case s.Elsewhere:
 			why = "it is left to the programs of another pid namespace"
-		case s.Step == journal.StepSuspended:
+		case s.Suspended():
 			lines = append(lines, fmt.Sprintf("process %s is suspended, and stays so: cucriu resume -p %s resumes it", somePIDs(s.PIDs()), somePIDs(s.PIDs())))
 			continue
 		case why == "":

@@ -16,12 +16,11 @@ import (
 	"golang.org/x/sys/unix"
 
 	"cucriu/hooks"
+	"cucriu/hooks/checkpoint"
 	"cucriu/internal/jobs"
 	"cucriu/internal/jobs/job"
-	"cucriu/internal/journal"
 	"cucriu/internal/logging"
 	"cucriu/internal/pages"
-	"cucriu/internal/session"
 	"cucriu/internal/units"
 )
 
@@ -192,9 +191,9 @@ func wouldGrow(f *os.File) bool {
 
 // sayWhyKilled says whether a dump has ended the job.
 func sayWhyKilled(runDir string, pid int, begun time.Time) {
-	sessions, _ := session.Sessions(runDir) // those of a job that does not use CUDA are not there
+	sessions, _ := checkpoint.Sessions(runDir) // those of a job that does not use CUDA are not there
 	for _, s := range slices.Backward(sessions) {
-		if s.RootPID == pid && s.Kind == journal.KindDump && s.Step == journal.StepDumped && s.Begun.After(begun) {
+		if s.RootPID == pid && s.Dumped() && s.Begun.After(begun) {
 			say("the job was dumped and ended: cucriu restore -D " + s.ImageDir)
 			return
 		}

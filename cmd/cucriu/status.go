@@ -20,12 +20,11 @@ import (
 	"cucriu/internal/image"
 	"cucriu/internal/jobs"
 	"cucriu/internal/journal"
-	"cucriu/internal/session"
 )
 
 // statusReport is the status command's JSON.
 type statusReport struct {
-	Sessions  []hooks.Status           `json:"sessions"`
+	Sessions  []checkpoint.Status      `json:"sessions"`
 	Refusals  []journal.Refusal        `json:"refusals"`
 	Processes []checkpoint.CUDAProcess `json:"processes"`
 	Jobs      []jobs.Local             `json:"jobs"` // the long ones
@@ -106,18 +105,18 @@ const listed = 24 * time.Hour
 // dropOlder drops what is over and was begun before a time, and returns how much that was.
 func (r *statusReport) dropOlder(before time.Time) int {
 	n := len(r.Sessions) + len(r.Refusals)
-	r.Sessions = slices.DeleteFunc(r.Sessions, func(s hooks.Status) bool { return s.Outcome != "" && s.Begun.Before(before) })
+	r.Sessions = slices.DeleteFunc(r.Sessions, func(s checkpoint.Status) bool { return s.Outcome != "" && s.Begun.Before(before) })
 	r.Refusals = slices.DeleteFunc(r.Refusals, func(r journal.Refusal) bool { return r.Last.Before(before) })
 	return n - len(r.Sessions) - len(r.Refusals)
 }
 
 // writeSessions shows each session in a row, with what there is to say of it below.
-func writeSessions(out io.Writer, sessions []hooks.Status) {
+func writeSessions(out io.Writer, sessions []checkpoint.Status) {
 	table := newTable("BEGUN", "SESSION", "PROCESSES", "OUTCOME")
 	for _, s := range sessions {
 		outcome := string(s.Outcome)
 		if outcome == "" {
-			outcome = "open: " + string(s.Step)
+			outcome = "open: " + s.Step
 		}
 		table.row(s.Begun.Local().Format(time.DateTime), s.Session, somePIDs(s.PIDs()), outcome)
 		if s.Elsewhere {
@@ -199,7 +198,7 @@ func showImage(cmd *cobra.Command, runDir, dir string) error {
 		if r, err = statusOf(runDir); err != nil {
 			return err
 		}
-		r.Sessions = slices.DeleteFunc(r.Sessions, func(s hooks.Status) bool { return image.FinalName(s.ImageDir) != dir })
+		r.Sessions = slices.DeleteFunc(r.Sessions, func(s checkpoint.Status) bool { return image.FinalName(s.ImageDir) != dir })
 		r.Refusals = slices.DeleteFunc(r.Refusals, func(r journal.Refusal) bool { return r.ImageDir != dir })
 		r.Processes, r.Jobs = []checkpoint.CUDAProcess{}, []jobs.Local{}
 		if verdict = r.verdict(dir); !errors.Is(verdict, hooks.ErrNotBack) || ctx.Err() != nil {
@@ -214,7 +213,7 @@ func showImage(cmd *cobra.Command, runDir, dir string) error {
 }
 
 func statusOf(runDir string) (r statusReport, err error) {
-	if r.Sessions, err = session.Sessions(runDir); err == nil {
+	if r.Sessions, err = checkpoint.Sessions(runDir); err == nil {
 		r.Refusals, err = journal.Refusals(runDir)
 	}
 	return r, err
@@ -222,7 +221,7 @@ func statusOf(runDir string) (r statusReport, err error) {
 
 // verdict returns an error unless the last dump into an image, or restore from it, has succeeded.
 func (r statusReport) verdict(dir string) error {
-	var last hooks.Status
+	var last checkpoint.Status
 	if n := len(r.Sessions); n > 0 {
 		last = r.Sessions[n-1]
 	}
@@ -239,8 +238,7 @@ func (r statusReport) verdict(dir string) error {
 		return preflight.AsRefusal(fmt.Errorf("no dump into %s or restore from it is known here: it was never started, or cancelled, or the job had no CUDA", dir))
 	case last.Outcome == "":
 		return fmt.Errorf("%s: %w: it is at step %s", last.Session, hooks.ErrNotBack, last.Step)
-	case last.Kind == journal.KindDump && last.Step == journal.StepDumped, last.Kind == journal.KindRestore && last.Outcome == journal.OutcomeRunning,
-		last.Kind == journal.KindRestore && last.Outcome == journal.OutcomeStopped:
+	case last.Dumped(), last.Kind == checkpoint.KindRestore && slices.Contains([]checkpoint.Outcome{checkpoint.OutcomeRunning, checkpoint.OutcomeStopped}, last.Outcome):
 		return nil
 	}
 	return errors.New("the last " + string(last.Kind) + " did not succeed: " + last.Message)

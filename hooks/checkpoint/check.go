@@ -19,7 +19,6 @@ import (
 	"cucriu/internal/image"
 	"cucriu/internal/inspect"
 	"cucriu/internal/journal"
-	"cucriu/internal/session"
 )
 
 // CheckDump finds the reasons for which [Dump] would refuse to dump the tree below root, and what else
@@ -73,7 +72,7 @@ func explainGone(runDir string, findings preflight.Findings) preflight.Findings 
 	f := &findings[0]
 	all, _ := journal.List(runDir) // without them it is still a process that does not exist
 	for _, s := range slices.Backward(all) {
-		status := session.StatusOf(s)
+		status := statusOf(s)
 		if s.Criu.Elsewhere() || status.RootPID != f.PID && !slices.Contains(status.PIDs(), f.PID) {
 			continue
 		}

@@ -162,7 +162,7 @@ func Dump(ctx context.Context, hook *hooks.Hook, dir string, options Options) (R
 		if err := publish(); err != nil {
 			noteUnpublished(s, err, d.cause)
 			if options.Hold != nil {
-				_, backErr := watch.Decide(context.WithoutCancel(ctx), hook, options.Hold.ID, journal.RunHere)
+				backErr := Decide(context.WithoutCancel(ctx), hook, options.Hold.ID, RunHere)
 				needed = backErr != nil
 				err = errors.Join(err, backErr)
 			}

@@ -91,9 +91,8 @@ type Options struct {
 	Probe        bool
 	ProbeCommand []string
 
-	// Hold, if it is set, keeps the job held once criu is through, until [watch.Decide]: a dumped job
-	// with its GPU state in the image, and stopped; a restored one complete.
-	Hold *journal.Hold
+	// Hold, if it is set, keeps the job held once criu is through.
+	Hold *Hold
 }
 
 // Inherited is a file that criu gives to a restored job.
@@ -105,10 +104,10 @@ type Inherited struct {
 // Result says how a dump or restore went.
 type Result struct {
 	// Session is the status of the session; nil if no process uses CUDA.
-	Session   *hooks.Status `json:"session,omitempty"`
-	RootPID   int           `json:"root_pid"` // as criu's caller sees it
-	ImagesDir string        `json:"images_dir"`
-	Log       string        `json:"log"` // criu's
+	Session   *Status `json:"session,omitempty"`
+	RootPID   int     `json:"root_pid"` // as criu's caller sees it
+	ImagesDir string  `json:"images_dir"`
+	Log       string  `json:"log"` // criu's
 	// Needs are the options of criu that a dump has found and set.
 	Needs []preflight.Need `json:"needs,omitempty"`
 	// Trial is how the trial restore went; nil if none was asked for.
@@ -163,8 +162,12 @@ func start(hook *hooks.Hook, kind journal.Kind, options Options, imagesDir strin
 	if err != nil {
 		return nil, err
 	}
+	hold, err := options.Hold.record()
+	if err != nil {
+		return nil, err
+	}
 	d.stage = stages.Stage{
-		ImageDir: imagesDir, Client: &self, Checked: true, Hold: options.Hold, Written: options.Written,
+		ImageDir: imagesDir, Client: &self, Checked: true, Hold: hold, Written: options.Written,
 		Compare: options.Compare, Base: options.Base, CopyAll: options.VerifyUnchanged,
 	}
 	empty, err := journal.MakeDir(hook.Config.RunDir, noPlugins)
@@ -558,10 +561,10 @@ func (d *criuSession) result(s *journal.Session, root int, dir string) Result {
 	return r
 }
 
-func statusIf(s *journal.Session) *hooks.Status {
+func statusIf(s *journal.Session) *Status {
 	if s == nil {
 		return nil
 	}
-	status := session.StatusOf(s)
+	status := statusOf(s)
 	return &status
 }

@@ -24,14 +24,14 @@ import (
 // their GPUs are free. They are left stopped until [Resume]. A SIGCONT runs none of their threads,
 // unless a warning says that a process could not be parked. After an error, or if this program is
 // killed, they run on.
-func Suspend(ctx context.Context, hook *hooks.Hook, pids []int) (hooks.Status, error) {
+func Suspend(ctx context.Context, hook *hooks.Hook, pids []int) (Status, error) {
 	hook = hook.Filled()
 	d := &engine.Suspension{Env: hook}
 	defer d.Close()
 	if err := suspend(ctx, d, pids); err != nil {
-		return hooks.Status{}, d.Failed(err)
+		return Status{}, d.Failed(err)
 	}
-	return session.StatusOf(d.Session.Session), nil
+	return statusOf(d.Session.Session), nil
 }
 
 func suspend(ctx context.Context, d *engine.Suspension, pids []int) error {
@@ -101,14 +101,14 @@ func noteSuspended(s *session.Session, message string) error {
 // has closed. After an error the processes are as they were, and Resume can be tried again. If
 // something else has checkpointed a process, nobody knows how much GPU memory its restore takes, and a
 // process that runs out of memory is lost: only with force does Resume try.
-func Resume(ctx context.Context, hook *hooks.Hook, pids []int, force bool) (resumed []hooks.Status, err error) {
+func Resume(ctx context.Context, hook *hooks.Hook, pids []int, force bool) (resumed []Status, err error) {
 	hook = hook.Filled()
 	defer func() {
 		if len(resumed) > 0 {
 			err = preflight.AsFailure(err)
 		}
 	}()
-	resumed = []hooks.Status{} // not nil: null is no list in JSON
+	resumed = []Status{} // not nil: null is no list in JSON
 	var unknown []int
 	done := make(map[int]bool)
 	for _, pid := range pids {
@@ -130,7 +130,7 @@ func Resume(ctx context.Context, hook *hooks.Hook, pids []int, force bool) (resu
 		if err := resumeSession(ctx, s); err != nil {
 			return resumed, err
 		}
-		resumed = append(resumed, session.StatusOf(s.Session))
+		resumed = append(resumed, statusOf(s.Session))
 	}
 	if len(unknown) == 0 {
 		return resumed, nil
@@ -145,7 +145,7 @@ func Resume(ctx context.Context, hook *hooks.Hook, pids []int, force bool) (resu
 		}
 		return resumed, err
 	}
-	return append(resumed, session.StatusOf(s.Session)), nil
+	return append(resumed, statusOf(s.Session)), nil
 }
 
 // suspendedSession finds and locks the session in which a process was suspended. It returns nil if

@@ -12,6 +12,7 @@ import (
 	"sync"
 	"time"
 
+	"cucriu/hooks/checkpoint"
 	"cucriu/internal/durable"
 	"cucriu/internal/image"
 	"cucriu/internal/jobs/inside"
@@ -19,7 +20,6 @@ import (
 	"cucriu/internal/jobs/store"
 	"cucriu/internal/journal"
 	"cucriu/internal/proc"
-	"cucriu/internal/session"
 	"cucriu/internal/units"
 )
 
@@ -169,7 +169,7 @@ func (l *Local) settle() {
 
 // noteSuspended finds the jobs of which somebody has suspended a process.
 func noteSuspended(runDir string, all []Local) {
-	sessions, _ := session.Sessions(runDir)
+	sessions, _ := checkpoint.Sessions(runDir)
 	for i := range all {
 		l := &all[i]
 		if l.Init == nil || l.State != StateRunning && l.State != StateUnattended {
@@ -178,7 +178,7 @@ func noteSuspended(runDir string, all []Local) {
 		tree, _ := proc.Tree(l.Init.PID)
 		for _, s := range sessions {
 			isOurs := func(pid int) bool { return slices.Contains(tree, pid) }
-			if s.Outcome == "" && s.Step == journal.StepSuspended && slices.ContainsFunc(s.PIDs(), isOurs) {
+			if s.Suspended() && slices.ContainsFunc(s.PIDs(), isOurs) {
 				l.State = StateSuspended
 			}
 		}

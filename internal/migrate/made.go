@@ -12,9 +12,9 @@ import (
 	"golang.org/x/sys/unix"
 
 	"cucriu/hooks"
+	"cucriu/hooks/checkpoint"
 	"cucriu/internal/durable"
 	"cucriu/internal/jobs/files"
-	"cucriu/internal/journal"
 	"cucriu/internal/jsonlines"
 	"cucriu/internal/netlock"
 )
@@ -125,7 +125,7 @@ func removeMadeOf(hook *hooks.Hook, path string) error {
 		return err
 	}
 	id := strings.TrimSuffix(filepath.Base(path), madeSuffix)
-	s, err := hook.Held(id)
+	s, err := checkpoint.FindHeld(hook, id)
 	switch {
 	case errors.Is(err, os.ErrNotExist):
 		if promised { // it may have gone on here, and the journal has forgotten it
@@ -133,11 +133,11 @@ func removeMadeOf(hook *hooks.Hook, path string) error {
 		}
 	case err != nil:
 		return err
-	case s.Hold.Decision == journal.RunHere:
+	case s.Decision == checkpoint.RunHere:
 		made = nil
 	case s.Outcome == "":
 		return nil // a copy is here
-	case s.Outcome != journal.OutcomeKilled && s.Outcome != journal.OutcomeGone:
+	case s.Outcome != checkpoint.OutcomeKilled && s.Outcome != checkpoint.OutcomeGone:
 		made = nil // its processes are left for inspection
 	}
 	for _, m := range slices.Backward(made) {

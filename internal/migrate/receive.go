@@ -8,12 +8,12 @@ import (
 	"os"
 
 	"cucriu/hooks"
+	"cucriu/hooks/checkpoint"
 	"cucriu/hooks/preflight"
 	"cucriu/internal/migrate/commit"
 	"cucriu/internal/migrate/prepare"
 	"cucriu/internal/migrate/wire"
 	"cucriu/internal/timeline"
-	"cucriu/internal/watch"
 )
 
 // ReceiveOptions say how a destination receives a job.
@@ -54,7 +54,7 @@ func answerEvent(ctx context.Context, a arrival, e commit.Event) (do []commit.Ac
 		if err == nil && len(do) > 0 {
 			err = a.decide(ctx, next)
 		}
-		if errors.Is(err, watch.ErrDecided) {
+		if errors.Is(err, checkpoint.ErrDecided) {
 			if now, _, stateErr := a.state(); stateErr == nil && now != before {
 				continue // by the watcher, or over another connection
 			}

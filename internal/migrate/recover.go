@@ -9,18 +9,17 @@ import (
 	"time"
 
 	"cucriu/hooks"
+	"cucriu/hooks/checkpoint"
 	"cucriu/hooks/preflight"
 	"cucriu/internal/durable"
 	"cucriu/internal/fault"
 	"cucriu/internal/jobs"
-	"cucriu/internal/journal"
 	"cucriu/internal/migrate/commit"
-	"cucriu/internal/session"
 )
 
 // Recover brings migrations that were cut off to an end: it tells the destinations what was decided
 // here, and removes what is not complete. The jobs must have been recovered before: see
-// [watch.Recover]. It returns what was done, for people.
+// [checkpoint.Recover]. It returns what was done, for people.
 func Recover(ctx context.Context, hook *hooks.Hook) (done []string, err error) {
 	hook = hook.Filled()
 	trees, treesErr := recoverTrees(ctx, hook)
@@ -158,8 +157,8 @@ func Settle(ctx context.Context, hook *hooks.Hook, name string, take bool) (mess
 	if take {
 		e = commit.Take
 	}
-	switch held, err := hook.Held(name); {
-	case err == nil && held.Kind == journal.KindRestore:
+	switch held, err := checkpoint.FindHeld(hook, name); {
+	case err == nil && held.Kind == checkpoint.KindRestore:
 		message, err := settleTree(ctx, hook, name, e)
 		return message, errors.Join(err, removeMade(hook))
 	case err != nil && !errors.Is(err, os.ErrNotExist):
@@ -221,12 +220,11 @@ func settleTree(ctx context.Context, hook *hooks.Hook, id string, e commit.Event
 	if _, err := answerEvent(ctx, &heldTree{host: hook, id: id}, e); err != nil {
 		return "", fmt.Errorf("migration %s: %w", id, err)
 	}
-	held, err := hook.Held(id)
+	held, err := checkpoint.FindHeld(hook, id)
 	if err != nil {
 		return "", err
 	}
-	status := session.StatusOf(held)
-	return fmt.Sprintf("process %d: %s: %s", status.RootPID, status.Outcome, status.Message), nil
+	return fmt.Sprintf("process %d: %s: %s", held.RootPID, held.Outcome, held.Message), nil
 }
 
 // findMove finds the job of a move by its ID or the directory of the job.

@@ -9,12 +9,12 @@ import (
 	"time"
 
 	"cucriu/hooks"
+	"cucriu/hooks/checkpoint"
 	"cucriu/hooks/preflight"
 	"cucriu/internal/failpoint"
 	"cucriu/internal/migrate/commit"
 	"cucriu/internal/migrate/wire"
 	"cucriu/internal/timeline"
-	"cucriu/internal/watch"
 )
 
 // leaving is a job on its way from this host: a process tree or a long job.
@@ -127,7 +127,7 @@ func (s *sourceSession) handleEvent(e commit.Event) error {
 		}
 		answer, err := s.execute(context.Background(), next, do)
 		switch {
-		case errors.Is(err, watch.ErrDecided):
+		case errors.Is(err, checkpoint.ErrDecided):
 			continue // by the watcher or a recover: the state is another now
 		case err != nil:
 			return err

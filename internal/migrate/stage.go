@@ -9,8 +9,8 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"cucriu/hooks/checkpoint"
 	"cucriu/internal/durable"
-	"cucriu/internal/journal"
 )
 
 const stagePrefix = "cucriu-migration-"
@@ -42,7 +42,7 @@ func (s *stage) round(number int) string {
 
 // settle removes everything, unless a job has yet to be restored from it.
 func (s *stage) settle(runDir string) error {
-	sessions, err := journal.List(runDir)
+	sessions, err := checkpoint.Sessions(runDir)
 	if err != nil || needed(sessions, s.dir) {
 		return errors.Join(err, s.lock.Close())
 	}
@@ -74,7 +74,7 @@ func removeStale(runDir, base string) {
 	if err != nil {
 		return
 	}
-	sessions, err := journal.List(runDir)
+	sessions, err := checkpoint.Sessions(runDir)
 	if err != nil {
 		return
 	}
@@ -95,9 +95,9 @@ func removeStale(runDir, base string) {
 	}
 }
 
-func needed(sessions []*journal.Session, dir string) bool {
+func needed(sessions []checkpoint.Status, dir string) bool {
 	for _, s := range sessions {
-		if s.Outcome == "" && (strings.HasPrefix(s.ImageDir, dir+"/") || strings.HasPrefix(s.PublishedDir, dir+"/")) {
+		if s.Outcome == "" && strings.HasPrefix(s.ImageDir, dir+"/") {
 			return true
 		}
 	}

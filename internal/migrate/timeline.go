@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"cucriu/hooks"
+	"cucriu/hooks/checkpoint"
 	"cucriu/internal/timeline"
 )
 
@@ -46,13 +47,13 @@ func (r *remote) compareClocks(ctx context.Context) (best clocks, err error) {
 
 // stepsOf returns the steps of the session that a hold belongs to, with times since boot.
 func stepsOf(hook *hooks.Hook, id string) timeline.Phases {
-	s, err := hook.Held(id)
+	s, err := checkpoint.FindHeld(hook, id)
 	if err != nil {
 		return nil // there is less to see then
 	}
 	steps := s.Phases.Steps()
 	for i := range steps {
-		steps[i].Start += s.CreatedClock.Seconds()
+		steps[i].Start += s.Clock.Seconds()
 	}
 	return steps
 }

@@ -25,8 +25,6 @@ import (
 	"cucriu/internal/migrate/prepare"
 	"cucriu/internal/migrate/wire"
 	"cucriu/internal/netlock"
-	"cucriu/internal/proc"
-	"cucriu/internal/watch"
 )
 
 // heldTree is a process tree on its way to this host, as the journal of the hooks has it.
@@ -36,17 +34,17 @@ type heldTree struct {
 }
 
 func (a *heldTree) state() (state commit.DestinationState, known bool, err error) {
-	s, err := a.host.Held(a.id)
+	s, err := checkpoint.FindHeld(a.host, a.id)
 	switch {
 	case errors.Is(err, os.ErrNotExist):
 		return commit.Receiving, false, nil
 	case err != nil:
 		return "", false, err
-	case s.Hold.Decision == journal.RunHere:
+	case s.Decision == checkpoint.RunHere:
 		return commit.Go, true, nil
-	case s.Hold.Decision == journal.EndHere || s.Outcome != "":
+	case s.Decision == checkpoint.EndHere || s.Outcome != "":
 		return commit.Dropped, true, nil
-	case s.Hold.IfAbandoned == journal.StayHeld:
+	case s.Promised:
 		return commit.Promised, true, nil
 	}
 	return commit.Receiving, true, nil
@@ -55,11 +53,11 @@ func (a *heldTree) state() (state commit.DestinationState, known bool, err error
 func (a *heldTree) decide(ctx context.Context, next commit.DestinationState) (err error) {
 	switch next {
 	case commit.Promised:
-		return watch.Promise(ctx, a.host, a.id)
+		return checkpoint.Promise(ctx, a.host, a.id)
 	case commit.Go:
-		_, err = watch.Decide(ctx, a.host, a.id, journal.RunHere)
+		err = checkpoint.Decide(ctx, a.host, a.id, checkpoint.RunHere)
 	case commit.Dropped:
-		if _, err = watch.Decide(ctx, a.host, a.id, journal.EndHere); errors.Is(err, os.ErrNotExist) {
+		if err = checkpoint.Decide(ctx, a.host, a.id, checkpoint.EndHere); errors.Is(err, os.ErrNotExist) {
 			err = nil
 		}
 	default:
@@ -250,12 +248,8 @@ func (d *treeArrival) restore(ctx context.Context, m wire.Message) error {
 	if err := d.linkEarlier(asked.Links); err != nil {
 		return err
 	}
-	self, err := proc.IdentOf(os.Getpid())
-	if err != nil {
-		return err
-	}
 	ctx, d.giveUp = context.WithCancelCause(ctx)
-	hold := &journal.Hold{ID: d.id, Peer: d.peer.Host, Holder: self, IfAbandoned: journal.EndHere, KeepsConnections: asked.TCP == prepare.TCPKeep}
+	hold := &checkpoint.Hold{ID: d.id, Peer: d.peer.Host, IfAbandoned: checkpoint.EndHere, KeepsConnections: asked.TCP == prepare.TCPKeep}
 	d.restoring = true
 	go func() { d.restored <- d.restoreHeld(ctx, d.stage.round(d.last), hold, asked.TCP) }()
 	return nil
@@ -289,7 +283,7 @@ func (d *treeArrival) linkEarlier(links []link) error {
 	return nil
 }
 
-func (d *treeArrival) restoreHeld(ctx context.Context, dir string, hold *journal.Hold, tcp prepare.TCP) error {
+func (d *treeArrival) restoreHeld(ctx context.Context, dir string, hold *checkpoint.Hold, tcp prepare.TCP) error {
 	if err := d.putFiles(ctx, dir); err != nil {
 		return err
 	}
@@ -382,8 +376,8 @@ func (d *treeArrival) abort() error {
 
 func (d *treeArrival) running() running {
 	r := running{PID: d.pid, Steps: stepsOf(d.hook, d.id)}
-	if s, err := d.hook.Held(d.id); err == nil && s.Root != nil {
-		r.PID = s.Root.PID
+	if held, err := checkpoint.FindHeld(d.hook, d.id); err == nil && held.RootPID != 0 {
+		r.PID = held.RootPID
 	}
 	return r
 }

@@ -26,7 +26,6 @@ import (
 	"cucriu/internal/netlock"
 	"cucriu/internal/proc"
 	"cucriu/internal/timeline"
-	"cucriu/internal/watch"
 )
 
 // treeSource is the source's side of the migration of a process tree.
@@ -282,12 +281,11 @@ const criuLogLevel = 2
 
 // dump dumps the job for its last round and holds it. It tells written of the GPU state.
 func (s *treeSource) dump(ctx context.Context, last int, written func(*os.File, int64, int64)) error {
-	self, err := proc.IdentOf(os.Getpid())
-	if err != nil {
-		return err
-	}
 	options := s.dumpOptions()
-	options.Hold = &journal.Hold{ID: s.record.ID, Peer: s.options.Host, Holder: self, IfAbandoned: journal.RunHere, KeepsConnections: s.options.TCP == prepare.TCPKeep}
+	options.Hold = &checkpoint.Hold{
+		ID: s.record.ID, Peer: s.options.Host, IfAbandoned: checkpoint.RunHere,
+		KeepsConnections: s.options.TCP == prepare.TCPKeep,
+	}
 	options.Written = written
 	if last > 1 {
 		options.Base = s.stage.round(1)
@@ -397,15 +395,15 @@ func (s *treeSource) moveAddressBack(ctx context.Context) {
 
 // state returns where the source stands. Without a session the job was never held.
 func (s *treeSource) state() (commit.SourceState, error) {
-	held, err := s.hook.Held(s.record.ID)
+	held, err := checkpoint.FindHeld(s.hook, s.record.ID)
 	switch {
 	case errors.Is(err, os.ErrNotExist):
 		return commit.Undecided, nil
 	case err != nil:
 		return "", err
-	case held.Hold.Decision == journal.EndHere:
+	case held.Decision == checkpoint.EndHere:
 		return commit.End, nil
-	case held.Hold.Decision == journal.RunHere || held.Outcome != "":
+	case held.Decision == checkpoint.RunHere || held.Outcome != "":
 		return commit.Back, nil
 	}
 	return commit.Undecided, nil
@@ -414,15 +412,12 @@ func (s *treeSource) state() (commit.SourceState, error) {
 // decide has the hooks write a decision down and do it. A job that was never held
 // runs on.
 func (s *treeSource) decide(ctx context.Context, state commit.SourceState) error {
-	name, decision := "end here", journal.EndHere
+	name, decision := "end here", checkpoint.EndHere
 	if state == commit.Back {
-		name, decision = "bring back", journal.RunHere
+		name, decision = "bring back", checkpoint.RunHere
 		s.moveAddressBack(ctx)
 	}
-	err := s.phase(name, func() error {
-		_, err := watch.Decide(ctx, s.hook, s.record.ID, decision)
-		return err
-	})
+	err := s.phase(name, func() error { return checkpoint.Decide(ctx, s.hook, s.record.ID, decision) })
 	if state == commit.Back && errors.Is(err, os.ErrNotExist) {
 		return nil
 	}
@@ -437,12 +432,12 @@ func (s *treeSource) decide(ctx context.Context, state commit.SourceState) error
 
 // hasEnded reports whether the job, which was to stay here, is not there any more.
 func (s *treeSource) hasEnded() bool {
-	session, err := s.hook.Held(s.record.ID)
+	session, err := checkpoint.FindHeld(s.hook, s.record.ID)
 	if err != nil {
 		_, err := os.Stat(fmt.Sprintf("/proc/%d", s.record.RootPID))
 		return errors.Is(err, os.ErrNotExist)
 	}
-	return session.Outcome == journal.OutcomeGone
+	return session.Outcome == checkpoint.OutcomeGone
 }
 
 func (s *treeSource) returned(_ context.Context, why string) error {
@@ -450,7 +445,7 @@ func (s *treeSource) returned(_ context.Context, why string) error {
 }
 
 func (s *treeSource) told(ctx context.Context, _ commit.SourceState) error {
-	if err := watch.NoteTold(ctx, s.hook, s.record.ID); err != nil { // then it is kept for longer
+	if err := checkpoint.NoteTold(ctx, s.hook, s.record.ID); err != nil { // then it is kept for longer
 		s.hook.Log.Warn("the journal could not record that the destination was notified", "migration", s.record.ID, "error", err)
 	}
 	return s.record.remove()

@@ -22,39 +22,39 @@ var ErrDecided = errors.New("the migration was decided otherwise")
 // Decide says what becomes of a held job, and does it. With the same decision it may be called again,
 // and goes on with what is not finished. It wraps [session.ErrNotBack] as [Recover] does, and is
 // [os.ErrNotExist] if there is no hold of this name.
-func Decide(ctx context.Context, env *session.Env, id string, decision journal.Decision) (session.Status, error) {
+func Decide(ctx context.Context, env *session.Env, id string, decision journal.Decision) error {
 	env = env.Filled()
 	s, err := holdNamed(ctx, env, id)
 	if err != nil {
-		return session.Status{}, err
+		return err
 	}
 	defer func() { s.Unlock() }()
 	if made := decided(&s.Record); made != journal.Undecided && made != decision {
-		return session.StatusOf(s.Session), fmt.Errorf("%w: migration %s: %s", ErrDecided, id, decidedText(&s.Record))
+		return fmt.Errorf("%w: migration %s: %s", ErrDecided, id, decidedText(&s.Record))
 	}
 	if s.Outcome != "" {
-		return session.StatusOf(s.Session), nil
+		return nil
 	}
 	ctx = context.WithoutCancel(ctx) // it is not given up half way: each step has its timeout
 	if err := decide(s, decision); err != nil {
 		if decision == journal.Undecided || decision != s.Hold.IfAbandoned {
-			return session.StatusOf(s.Session), err
+			return err
 		}
 		// What happens without a decision may happen without a record of it.
 		env.Log.Warn("the run directory cannot be written; the decision about the job is carried out anyway", "migration", id, "error", err)
 	}
 	if s, err = awaitCriuOf(ctx, s); err != nil {
-		return session.StatusOf(s.Session), fmt.Errorf("%w: %w", session.ErrNotBack, err)
+		return fmt.Errorf("%w: %w", session.ErrNotBack, err)
 	}
 	if s.Outcome != "" { // by its own program, which knows the decision
-		return session.StatusOf(s.Session), nil
+		return nil
 	}
 	s.Hold.Decision = decision // it may not be in the journal
 	if err := conclude(ctx, s); err != nil {
 		s.NoteStuck(err)
-		return session.StatusOf(s.Session), fmt.Errorf("%w: %w", session.ErrNotBack, err)
+		return fmt.Errorf("%w: %w", session.ErrNotBack, err)
 	}
-	return session.StatusOf(s.Session), nil
+	return nil
 }
 
 // Promise notes that the other side may count on a held job from now on: only a decision ends it, and

@@ -18,7 +18,7 @@ import (
 // hook nor watcher is at work. It waits for those that were killed. It returns the sessions that it
 // worked on, and those on which somebody else is at work. The errors of those that are not finished
 // wrap [session.ErrNotBack].
-func Recover(ctx context.Context, env *session.Env) ([]session.Status, error) {
+func Recover(ctx context.Context, env *session.Env) ([]*journal.Session, error) {
 	env = env.Filled()
 	dirs, err := sessionDirs(env)
 	if err != nil {
@@ -37,8 +37,8 @@ func sessionDirs(env *session.Env) ([]string, error) {
 
 // recoverAll works on the orphans among sessions. If strict is set, a session on which somebody is at
 // work is an error.
-func recoverAll(ctx context.Context, env *session.Env, dirs []string, strict bool) ([]session.Status, error) {
-	recovered := []session.Status{} // not nil: null is no list in JSON
+func recoverAll(ctx context.Context, env *session.Env, dirs []string, strict bool) ([]*journal.Session, error) {
+	var recovered []*journal.Session
 	quiet := *env
 	quiet.Progress = nil // it is not the job that somebody looks at
 	var errs []error
@@ -53,7 +53,7 @@ func recoverAll(ctx context.Context, env *session.Env, dirs []string, strict boo
 			errs = append(errs, fmt.Errorf("%w: session %s: %w", session.ErrNotBack, filepath.Base(dir), err))
 		}
 		if s != nil {
-			recovered = append(recovered, session.StatusOf(s.Session))
+			recovered = append(recovered, s.Session)
 		}
 	}
 	return recovered, errors.Join(errs...)
@@ -99,7 +99,7 @@ func RecoverFirst(ctx context.Context, env *session.Env) {
 		if s.Outcome == "" {
 			continue // the error tells of it
 		}
-		env.Log.Info("recovered an orphaned job first", "session", s.Session, "outcome", s.Outcome)
+		env.Log.Info("recovered an orphaned job first", "session", s.Name(), "outcome", s.Outcome)
 	}
 	if err != nil {
 		env.Log.Warn("an earlier job is not recovered yet: cucriu status shows it", "error", err)

@@ -11,14 +11,14 @@ import (
 	"time"
 	"unicode/utf8"
 
-	"cucriu/hooks"
+	"cucriu/hooks/checkpoint"
 	"cucriu/internal/journal"
 	"cucriu/internal/testenv"
 )
 
 // report is what cucriu status --json prints.
 type report struct {
-	Sessions []hooks.Status
+	Sessions []checkpoint.Status
 	Refusals []journal.Refusal
 }
 
@@ -216,7 +216,7 @@ func TestStatusKeepsWhyTheHookFailed(t *testing.T) {
 		oneError(t, stderr, "CUDA_ERROR_UNKNOWN (999)")
 		b.Faults()
 		sessions := b.status(t).Sessions
-		if last := sessions[len(sessions)-1]; status != 1 || last.Step != journal.StepSuspended || !strings.HasPrefix(last.Message, "the last resume failed: restore: ") {
+		if last := sessions[len(sessions)-1]; status != 1 || !last.Suspended() || !strings.HasPrefix(last.Message, "the last resume failed: restore: ") {
 			t.Errorf("exit status %d, and the session says %s: %q", status, last.Step, last.Message)
 		}
 		if _, stderr, status := b.run(t, "resume", "-p", b.job.Root()); status != 0 {
@@ -242,7 +242,7 @@ func TestRecoverNamesAFailingWatcher(t *testing.T) {
 		if status != 4 || strings.Contains(stdout, "nothing to recover") {
 			t.Errorf("exit status %d\n%s", status, stdout)
 		}
-		var listed []hooks.Status
+		var listed []checkpoint.Status
 		stdout, _, _ = b.run(t, "recover", "--json")
 		if err := json.Unmarshal([]byte(stdout), &listed); err != nil || len(listed) != 1 || !listed[0].NotBack {
 			t.Errorf("%v\n%s", err, stdout)

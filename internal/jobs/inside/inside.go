@@ -29,7 +29,6 @@ import (
 	"cucriu/internal/jobs/sandbox"
 	"cucriu/internal/proc"
 	"cucriu/internal/self"
-	"cucriu/internal/watch"
 )
 
 var errGivenUp = errors.New("the supervisor of the job has cancelled it")
@@ -117,12 +116,12 @@ func Serve(ctx context.Context, hook *hooks.Hook, criu string, in io.Reader, out
 func recoverJob(ctx context.Context, hook *hooks.Hook) error {
 	const pause = 20 * time.Millisecond // there is no event to wait for
 	for end := time.Now().Add(hook.Config.Lock.Timeout); ; time.Sleep(pause) {
-		_, err := watch.Recover(ctx, hook)
-		isAtWork := errors.As(err, new(*watch.AtWorkError))
+		_, err := checkpoint.Recover(ctx, hook)
+		isAtWork, isWatched := checkpoint.AtWork(err)
 		if isAtWork && ctx.Err() == nil && time.Now().Before(end) {
 			continue
 		}
-		if isAtWork && !errors.Is(err, watch.ErrUnwatched) {
+		if isWatched {
 			return nil
 		}
 		return err

@@ -13,9 +13,7 @@ import (
 	"cucriu/hooks"
 	"cucriu/hooks/checkpoint"
 	"cucriu/internal/durable"
-	"cucriu/internal/journal"
 	"cucriu/internal/proc"
-	"cucriu/internal/session"
 )
 
 const pausedName = "paused.json" // in the run directory of a sandbox
@@ -97,13 +95,13 @@ func suspendTree(ctx context.Context, hook *hooks.Hook, root int) error {
 
 // suspended returns the processes of the sandbox that are suspended and live.
 func suspended(hook *hooks.Hook) ([]int, error) {
-	sessions, err := session.Sessions(hook.Config.RunDir)
+	sessions, err := checkpoint.Sessions(hook.Config.RunDir)
 	if err != nil {
 		return nil, err
 	}
 	var pids []int
 	for _, s := range sessions {
-		if s.Kind == journal.KindSuspend && s.Outcome == "" {
+		if s.Kind == checkpoint.KindSuspend && s.Outcome == "" {
 			for _, pid := range s.PIDs() { // those of a job that is paused are not reaped
 				if status, err := proc.ReadStatus(pid); err == nil && !status.Ended {
 					pids = append(pids, pid)
