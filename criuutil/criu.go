@@ -4,8 +4,10 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"regexp"
+	"slices"
 	"strconv"
 	"strings"
 
@@ -34,6 +36,8 @@ type Criu struct {
 	// LibDirGiven says that an option or the environment named the folder. criu then fails
 	// if the folder is missing; without its default folder it runs without plugins.
 	LibDirGiven bool
+	// badScript is an action script that cannot be run, and scriptFile the configuration file that names it.
+	badScript, scriptFile string
 	// RootParent is the process that will be the parent of the restored root task. It is
 	// nil if criu itself will be.
 	RootParent *proc.Ident
@@ -219,6 +223,9 @@ func (c *Criu) option(name, value string) {
 	if is("libdir", "lib") {
 		c.LibDir = value
 	}
+	if _, err := exec.LookPath(value); is("action-script", "ac") && value != "" && err != nil {
+		c.badScript = value
+	}
 }
 
 func abbreviates(name, option, shortest string) bool {
@@ -249,6 +256,25 @@ func configurationFiles(args []string, getenv func(string) string) []string {
 	return files
 }
 
+// usedConfiguration names the files from which a criu without arguments reads options.
+func usedConfiguration(getenv func(string) string) string {
+	files := slices.DeleteFunc(configurationFiles(nil, getenv), func(file string) bool {
+		_, err := os.Stat(file)
+		return err != nil
+	})
+	return strings.Join(files, " or ")
+}
+
+// checkScripts fails if an action script that the configuration names cannot be run: criu would fail, and not say
+// who has named it.
+func (c *Criu) checkScripts() error {
+	if c.scriptFile == "" {
+		return nil
+	}
+	text := "criu cannot run the action script %s, which its configuration %s names"
+	return fault.New(fmt.Sprintf(text, c.badScript, c.scriptFile), "correct or remove that line")
+}
+
 func (c *Criu) readConfigurationFile(file string) error {
 	data, err := os.ReadFile(file)
 	if err != nil {
@@ -257,7 +283,10 @@ func (c *Criu) readConfigurationFile(file string) error {
 		}
 		return fmt.Errorf("cannot read criu's configuration: %w", err)
 	}
-	c.readConfiguration(string(data))
+	before := c.badScript
+	if c.readConfiguration(string(data)); c.badScript != before {
+		c.scriptFile = file
+	}
 	return nil
 }
 

@@ -5,8 +5,10 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 
 	"cucriu/internal/fault"
@@ -54,6 +56,9 @@ func FindCriu(ctx context.Context, name string, getenv func(string) string) (Ins
 	if err := options.readOptions(path, []string{path, "dump"}, getenv); err != nil {
 		return Installed{}, err
 	}
+	if err := options.checkScripts(); err != nil {
+		return Installed{}, err
+	}
 	return Installed{Path: path, Version: version, LibDir: options.LibDir, LibDirGiven: options.LibDirGiven}, nil
 }
 
@@ -61,7 +66,16 @@ func FindCriu(ctx context.Context, name string, getenv func(string) string) (Ins
 func CriuVersion(ctx context.Context, path string) (string, error) {
 	out, err := exec.CommandContext(ctx, path, "--version").CombinedOutput()
 	if err != nil {
-		return "", fmt.Errorf("%s --version: %w: %s", path, err, firstLine(string(out)))
+		said := firstLine(string(out))
+		// criu reads its configuration first, even for its version.
+		bare := exec.CommandContext(ctx, path, "--no-default-config", "--version")
+		bare.Env = slices.DeleteFunc(os.Environ(), func(v string) bool { return strings.HasPrefix(v, "CRIU_CONFIG_FILE=") })
+		if bare.Run() == nil {
+			files := usedConfiguration(os.Getenv)
+			return "", fault.Because(err, fmt.Sprintf("criu cannot read its configuration in %s: %s", files, said),
+				"correct the line: it is a long option without its dashes, and its value after a space, without =")
+		}
+		return "", fmt.Errorf("%s --version: %w: %s", path, err, said)
 	}
 	for line := range strings.Lines(string(out)) {
 		if version, ok := strings.CutPrefix(line, "Version:"); ok {

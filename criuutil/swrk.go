@@ -144,7 +144,7 @@ func (c *Criu) SetOptions(opts *rpc.CriuOpts) error {
 	c.AutoDedup = c.AutoDedup || opts.GetAutoDedup()
 	c.LazyPages = c.LazyPages || opts.GetLazyPages()
 	c.PagesElsewhere = c.PagesElsewhere || opts.Ps != nil || opts.GetParentImg() != "" || opts.GetLazyPages()
-	return nil
+	return c.checkScripts()
 }
 
 // FindSwrk finds, among the children of a process, the criu swrk that works in an image

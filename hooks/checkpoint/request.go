@@ -217,7 +217,7 @@ func (d *criuSession) startSwrk(path string, env []string) (err error) {
 		d.swrk, err = criuutil.StartSwrk(path, env, d.output, d.options.inherited()...)
 	}
 	if errors.Is(err, criuutil.ErrNoAnswer) { // it has ended at once
-		err = cmp.Or(d.tooOld(), d.noCriu(err))
+		err = cmp.Or(d.unusable(), d.noCriu(err))
 	}
 	if err != nil {
 		return errors.Join(err, d.output.Close())
@@ -481,12 +481,15 @@ func (d *criuSession) noCriu(err error) error {
 	return fmt.Errorf("%w: is %s CRIU 4.0 or newer (%s --version)?", err, d.path, d.path)
 }
 
-// tooOld refuses a criu that failed before it had come to its first stage, if it is too old: then what it has logged
-// explains nothing.
-func (d *criuSession) tooOld() error {
+// unusable refuses a criu that failed before it had come to its first stage, if it is too old or cannot read its
+// configuration: then what it has logged explains nothing.
+func (d *criuSession) unusable() error {
 	ctx, cancel := context.WithTimeout(context.Background(), d.hook.Config.Lock.Timeout)
 	defer cancel()
 	version, err := criuutil.CriuVersion(ctx, d.path)
+	if errors.As(err, new(*fault.Explained)) {
+		return preflight.Findings{preflight.Found(preflight.FindingCriuMissing, err)}.Err()
+	}
 	if err != nil {
 		return nil // what is known already says more
 	}
@@ -515,8 +518,8 @@ func (d *criuSession) withCriuLog(err error, said string) error {
 		return fmt.Errorf("criu rejected an option in %s: %s", where, option[1])
 	}
 	if !d.staged {
-		if old := d.tooOld(); old != nil {
-			return old
+		if unusable := d.unusable(); unusable != nil {
+			return unusable
 		}
 		if !answered {
 			err = d.noCriu(err)
