@@ -91,13 +91,19 @@ func Judge(ctx context.Context, hook *hooks.Hook, j *Job, room Room) (*Judgement
 	return judgement, nil
 }
 
-// machineFindings look at this machine. A job without CUDA needs no driver.
+// machineFindings look at this machine. A job without CUDA needs no driver. How to name another criu is said to
+// the user, who is at the source.
 func machineFindings(ctx context.Context, host inspect.Host, j *Job, criu string) (preflight.Findings, error) {
 	findings, err := host.CheckMachine(ctx, criu)
 	if j.manifest() == nil {
 		findings = slices.DeleteFunc(findings, func(f preflight.Finding) bool {
 			return slices.Contains([]string{preflight.FindingDriver, preflight.FindingDriverMissing, preflight.FindingDriverOld, preflight.FindingTHP}, f.Name)
 		})
+	}
+	for i, f := range findings {
+		if before, _, names := strings.Cut(f.Remedy, " with --criu"); names {
+			findings[i].Remedy = before + ` with --remote-cucriu "env CUCRIU_CRIU=PATH cucriu"`
+		}
 	}
 	return findings, err
 }

@@ -26,7 +26,18 @@ type Judgement struct {
 
 // Err returns a [*preflight.RefusedError] with the errors among the findings; nil if there are
 // none.
-func (j *Judgement) Err() error { return j.Findings.Err() }
+func (j *Judgement) Err() error { return j.errors().Err() }
+
+// errors are the errors among the findings, each with the host that it is about.
+func (j *Judgement) errors() preflight.Findings {
+	errs := j.Findings.Of(preflight.SeverityError)
+	for i := range errs {
+		if j.Host != "" {
+			errs[i].Message = "on " + j.Host + ": " + errs[i].Message
+		}
+	}
+	return errs
+}
 
 // Judged makes a judgement of findings, with those overridden that the user has named. Names of
 // files and processes are in the messages, so they are made printable.

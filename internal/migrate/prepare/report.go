@@ -15,13 +15,15 @@ type Report struct {
 // RoomAhead reports whether both ends have room for the job's memory to be sent ahead.
 func (r Report) RoomAhead() bool { return r.Source.RoomAhead && r.Destination.RoomAhead }
 
-// Err returns a [*preflight.RefusedError] with the errors of both ends; nil if there are none.
+// Err returns a [*preflight.RefusedError] with the errors of both ends; nil if there are none. Those of the
+// destination name it: "this host" is where the command runs.
 func (r Report) Err() error {
 	var all preflight.Findings
-	for _, end := range []*Judgement{r.Source, r.Destination} {
-		if end != nil {
-			all = append(all, end.Findings.Of(preflight.SeverityError)...)
-		}
+	if r.Source != nil {
+		all = r.Source.Findings.Of(preflight.SeverityError)
+	}
+	if r.Destination != nil {
+		all = append(all, r.Destination.errors()...)
 	}
 	return all.Err()
 }
