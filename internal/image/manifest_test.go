@@ -251,3 +251,25 @@ func TestManifestMustBeAFileInAnImageDirectory(t *testing.T) {
 		t.Errorf("a folder that is not there passes for one without CUDA: %v", err)
 	}
 }
+
+// TestAManifestNeedsEveryProcessInCriusImages: it may be another dump's. An image that is streamed has none.
+func TestAManifestNeedsEveryProcessInCriusImages(t *testing.T) {
+	m := goodManifest(t)
+	for name, test := range map[string]struct {
+		files []string
+		whole bool
+	}{
+		"streamed":        {nil, true},
+		"all of them":     {[]string{"inventory.img", "core-7.img", "core-8.img"}, true},
+		"without a child": {[]string{"inventory.img", "core-7.img"}, false},
+		"without a root":  {[]string{"inventory.img", "core-8.img"}, false},
+	} {
+		dir := t.TempDir()
+		for _, file := range test.files {
+			must(t, os.WriteFile(filepath.Join(dir, file), nil, 0o600))
+		}
+		if err := m.MatchImages(dir); (err == nil) != test.whole {
+			t.Errorf("%s: %v", name, err)
+		}
+	}
+}

@@ -113,3 +113,17 @@ func TestWhatAKilledDumpLeftIsRemoved(t *testing.T) {
 		p.Close()
 	}
 }
+
+// TestAnImageHasItsNameOnlyOnceItIsFinished: a directory cannot get a checksum.
+func TestAnImageHasItsNameOnlyOnceItIsFinished(t *testing.T) {
+	p, parent := newPartial(t)
+	if err := os.Mkdir(filepath.Join(p.Dir(), "pages-1.img"), 0o700); err != nil {
+		t.Fatal(err)
+	}
+	if err := p.Publish(true); err == nil {
+		t.Error("published without its checksums")
+	}
+	if _, err := os.Lstat(filepath.Join(parent, "images")); !errors.Is(err, os.ErrNotExist) {
+		t.Errorf("it has its name: %v", err)
+	}
+}

@@ -3,12 +3,17 @@ package journal
 import (
 	"encoding/json"
 	"errors"
+	"fmt"
 	"os"
 	"path/filepath"
+	"regexp"
 	"slices"
 	"strings"
 	"syscall"
 	"testing"
+	"time"
+
+	"github.com/gofrs/flock"
 
 	"cucriu/cudackpt"
 	"cucriu/internal/image"
@@ -395,5 +400,44 @@ func TestSandboxesAreFoundBelowAnyPath(t *testing.T) {
 	}
 	if found := related(host); !slices.Equal(found, []string{inner}) {
 		t.Errorf("%q, want %q", found, inner)
+	}
+}
+
+// TestSessionsAreMadeOneAfterAnother: two dumps of a process may begin at the same moment.
+func TestSessionsAreMadeOneAfterAnother(t *testing.T) {
+	runDir := t.TempDir()
+	testSession(t, runDir, 1)
+	other := flock.New(lockPath(runDir)) // as another program has it that makes a session
+	if err := other.Lock(); err != nil {
+		t.Fatal(err)
+	}
+	defer other.Close()
+	info, err := os.Stat(lockPath(runDir))
+	if err != nil {
+		t.Fatal(err)
+	}
+	waits := regexp.MustCompile(fmt.Sprintf(`-> FLOCK .*:%d `, info.Sys().(*syscall.Stat_t).Ino))
+	made := make(chan error, 1)
+	record := Record{Kind: KindDump, Criu: ident(t, 2, 1)}
+	go func() {
+		s, err := Create(runDir, record, 0)
+		if err == nil {
+			s.Unlock()
+		}
+		made <- err
+	}()
+	for locks := []byte(nil); !waits.Match(locks); time.Sleep(time.Millisecond) {
+		select {
+		case err := <-made:
+			t.Fatalf("made beside another one: %v", err)
+		default:
+		}
+		if locks, err = os.ReadFile("/proc/locks"); err != nil {
+			t.Fatal(err)
+		}
+	}
+	other.Close()
+	if err := <-made; err != nil {
+		t.Error(err)
 	}
 }
