@@ -195,13 +195,10 @@ func (s *checkpointer) checkpointBy(ctx context.Context, base, reason string, en
 		defer s.killStuck(made)()
 	}
 	expected, _ := s.costs.expected()
-	since := ""
-	if bases, err := s.store.Bases(); err == nil && len(bases) > 0 && !end && s.failures == 0 { // the last image has to be complete by itself
-		since = bases[0].Dir
-	}
 	a, err := s.ask(ctx, inside.Request{
 		Op: inside.Dump, Images: images, Root: of.Root, NoTerminal: s.sandbox.IsAdopted(),
-		End: end, WaitAll: s.waitAll, Base: since, VerifyUnchanged: s.VerifyUnchanged, Files: s.files(), Staged: of, Expected: expected.total,
+		End: end, WaitAll: s.waitAll, Base: s.base(end), VerifyUnchanged: s.VerifyUnchanged,
+		Files: s.files(), Staged: of, Expected: expected.total,
 	})
 	if err != nil {
 		// The image has its name before the job is ended, and one that is not complete may hold
@@ -246,6 +243,15 @@ func (s *checkpointer) checkpointBy(ctx context.Context, base, reason string, en
 		s.costs = s.costs.add(cost{pause: c.Pause, total: time.Since(begun)})
 	}
 	return c, err
+}
+
+// base returns the checkpoint on which an image may be based; "" if it has to be complete by itself, as the last one,
+// and one after a failure.
+func (s *checkpointer) base(last bool) string {
+	if bases, err := s.store.Bases(); err == nil && len(bases) > 0 && !last && s.failures == 0 {
+		return bases[0].Dir
+	}
+	return ""
 }
 
 // ended notes that a dump has ended the job: all that there is of its last interval is in the image in a staging

@@ -2,8 +2,11 @@ package jobs
 
 import (
 	"errors"
+	"path/filepath"
 	"testing"
 	"time"
+
+	"cucriu/internal/jobs/store"
 )
 
 func TestTheIntervalFollowsTheCost(t *testing.T) {
@@ -63,5 +66,28 @@ func TestACheckpointThatTakesTooLongIsLeftOutUntilThatIsForgotten(t *testing.T) 
 	}
 	if _, is := s.exceedsMaxPause(); is || len(s.costs) != keepCosts {
 		t.Errorf("%d costs are kept", len(s.costs))
+	}
+}
+
+// TestTheLastImageIsBasedOnNone: until it is a checkpoint, it may be all that there is of the job.
+func TestTheLastImageIsBasedOnNone(t *testing.T) {
+	s := &checkpointer{core: openedCore(t)}
+	if base := s.base(false); base != "" {
+		t.Errorf("based on %s before there is a checkpoint", base)
+	}
+	images := filepath.Join(t.TempDir(), "image")
+	makeImage(t, images, stagedAt(t, 0))
+	c, err := s.store.Publish(t.Context(), images, store.Info{CreatedAt: time.Now(), RootPID: 7})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if base := s.base(false); base != c.Dir {
+		t.Errorf("based on %q, want %s", base, c.Dir)
+	}
+	if base := s.base(true); base != "" {
+		t.Errorf("the last one is based on %s", base)
+	}
+	if s.failures = 1; s.base(false) != "" {
+		t.Error("the first one after a failure is based on another")
 	}
 }
