@@ -1,14 +1,10 @@
 package inspect
 
 import (
-	"bytes"
 	"cmp"
 	"errors"
 	"fmt"
-	"io"
 	"maps"
-	"os"
-	"path/filepath"
 	"regexp"
 	"slices"
 	"strings"
@@ -26,12 +22,7 @@ import (
 // never be restored: the restore answers INVALID_VALUE, and 304 from the second try on
 // (measured on driver 580; smaller allocations are restored whole). Where the kernel module can be
 // asked, it says whether this is so. Elsewhere one can see only that a process
-// has a context on two GPUs: NVML lists it on both. There such a process is refused, unless
-// something shows that it has no such allocation.
-
-// peerLeast is the size from which on an allocation with peer access cannot be restored, in
-// bytes.
-const peerLeast = 512 << 20
+// has a context on two GPUs: NVML lists it on both. There such a process is refused.
 
 // The frameworks are told apart by the libraries that a process maps.
 var (
@@ -45,11 +36,7 @@ type peerUse struct {
 	// mapped are the device nodes of the GPUs on which the process has a context, judged by its
 	// mappings.
 	mapped       []string
-	pyTorch, jax bool     // it uses these frameworks
-	environment  []string // as the process was started
-	// newName says that its PyTorch reads the allocator's settings from PYTORCH_ALLOC_CONF too.
-	// Older versions do not know that name.
-	newName bool
+	pyTorch, jax bool // it uses these frameworks
 	// holdings is what the kernel module says that the process has; nil if it says nothing.
 	holdings *nvrm.Holdings
 	measured bool // the process has nothing else of the kind
@@ -93,38 +80,10 @@ func notLookedFor(processes []Process, kernel kernelAnswer) preflight.Findings {
 	return nil
 }
 
-// lookAt looks at the process for what may show that it is harmless.
+// lookAt looks at the process for what the kernel module and NVML do not tell.
 func (u *peerUse) lookAt(l *look) {
 	u.pyTorch, u.jax = l.maps(pyTorchFile), l.maps(jaxFile)
 	u.mapped = contextNodes(l.mapped)
-	u.environment = l.environment()
-	_, asksNewName := getenv(u.environment, pyTorchNewName)
-	u.newName = asksNewName && l.libc10Has(pyTorchNewName)
-}
-
-// libc10Has reports whether a library of PyTorch that the process maps has a text. The process may call anything so:
-// no more is read than such libraries take, a few MiB each.
-func (l *look) libc10Has(text string) bool {
-	const most = 64 << 20 // bytes, of all of them
-	left := int64(most)
-	read := make(map[string]bool)
-	for _, m := range l.mapped {
-		if read[m.name()] || left == 0 || !strings.HasPrefix(filepath.Base(m.name()), "libc10") {
-			continue
-		}
-		read[m.name()] = true
-		f, err := os.Open(m.path())
-		if err != nil {
-			continue
-		}
-		content, _ := io.ReadAll(io.LimitReader(f, left))
-		f.Close()
-		left -= int64(len(content))
-		if bytes.Contains(content, []byte(text)) {
-			return true
-		}
-	}
-	return false
 }
 
 // contexts returns on how many GPUs the process has a context. NVML lists only processes with a
@@ -146,7 +105,7 @@ func (u peerUse) findings() preflight.Findings {
 		u.holdings = nil
 		return append(found, u.findings()...)
 	}
-	if u.contexts() < 2 || !u.usesPools() && (u.expandable() || u.small()) {
+	if u.contexts() < 2 {
 		return nil
 	}
 	parts := u.mapped
@@ -162,7 +121,8 @@ func (u peerUse) findings() preflight.Findings {
 	}
 	return preflight.Findings{u.of.about(preflight.New(preflight.FindingPeerMemory, fmt.Sprintf("uses %d GPUs (%s), and may have peer access between them: the driver would checkpoint that, "+
 		"and could never restore it if one allocation takes 512 MiB or more", u.contexts(), strings.Join(parts, ", ")),
-		u.advice(false)+"; override this if it has no peer access (which cannot be detected from outside), or no allocation of that size"))}
+		"start it with "+oneGPU+"; override this if it has no peer access (which cannot be detected from outside), "+
+			"or no allocation of that size (PyTorch with expandable_segments:True has none)"))}
 }
 
 // holdingFindings judges what the kernel module says about a process.
@@ -190,69 +150,11 @@ func (u peerUse) holdingFindings() preflight.Findings {
 	return findings
 }
 
-// usesPools reports whether the process was told to allocate from the driver's memory pools, which
-// lose peer access whatever their size.
-func (u peerUse) usesPools() bool {
-	for _, name := range []string{pyTorchOldName, pyTorchNewName} {
-		if value, _ := getenv(u.environment, name); allocatorSetting(value, "backend") == "cudaMallocAsync" {
-			return true
-		}
-	}
-	xla, _ := getenv(u.environment, "XLA_PYTHON_CLIENT_ALLOCATOR")
-	tensorFlow, _ := getenv(u.environment, "TF_GPU_ALLOCATOR")
-	return xla == "cuda_async" || tensorFlow == "cuda_malloc_async"
-}
-
-const (
-	pyTorchOldName = "PYTORCH_CUDA_ALLOC_CONF" // read by every version
-	pyTorchNewName = "PYTORCH_ALLOC_CONF"      // takes precedence in versions that know it
-)
-
-// expandable reports whether PyTorch is the only framework that allocates memory in the
-// process, and was told to allocate it in handles of 20 MiB.
-func (u peerUse) expandable() bool {
-	if !u.pyTorch || u.jax {
-		return false
-	}
-	is := func(value string) bool { return allocatorSetting(value, "expandable_segments") == "True" }
-	older, hasOlder := getenv(u.environment, pyTorchOldName)
-	newer, hasNewer := getenv(u.environment, pyTorchNewName)
-	switch {
-	case hasNewer && hasOlder:
-		return is(newer) && is(older)
-	case hasNewer:
-		return u.newName && is(newer)
-	}
-	return is(older)
-}
-
-// small reports whether the process holds so little on each GPU that, beside its context, there
-// is no room for such an allocation.
-func (u peerUse) small() bool {
-	for gpu, bytes := range u.of.Listed {
-		if bytes >= peerLeast+u.contextLeast(gpu) { // true for UnknownMemory as well
-			return false
-		}
-	}
-	return len(u.of.Listed) > 0
-}
-
-// contextLeast is the least that a context takes of a GPU, in bytes, as far as that is known of its
-// model. Measured on driver 580: 518 MiB, and 254 MiB with the stack of its kernels limited to nothing.
-func (u peerUse) contextLeast(gpu cudackpt.UUID) uint64 {
-	measured := func(g cudackpt.GPU) bool {
-		return g.UUID == gpu && (g.Model == "NVIDIA H100 80GB HBM3" || g.Model == "NVIDIA H200")
-	}
-	if slices.ContainsFunc(u.of.GPUs, measured) {
-		return 240 << 20
-	}
-	return 0
-}
+const oneGPU = "CUDA_VISIBLE_DEVICES naming one GPU for each process"
 
 // advice names the setting of the framework that the process uses, and the library of cucriu run --dir where
 // that would make other memory of what was found.
 func (u peerUse) advice(guest bool) string {
-	const oneGPU = "CUDA_VISIBLE_DEVICES naming one GPU for each process"
 	start := "start it "
 	if guest {
 		start += "by cucriu run --dir, or "
@@ -261,7 +163,7 @@ func (u peerUse) advice(guest bool) string {
 	case u.jax:
 		return start + "with " + oneGPU + "; with several, XLA_PYTHON_CLIENT_PREALLOCATE=false is enough only while no array takes 512 MiB"
 	case u.pyTorch:
-		return start + "with " + pyTorchOldName + "=expandable_segments:True, or with " + oneGPU
+		return start + "with PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True, or with " + oneGPU
 	}
 	return start + "with " + oneGPU + ", or let it allocate in parts below 512 MiB"
 }
@@ -287,18 +189,6 @@ func contextNodes(mappings []mapping) []string {
 	}
 	maps.DeleteFunc(sizes, func(_ string, size uint64) bool { return size < contextMapping })
 	return slices.Sorted(maps.Keys(sizes))
-}
-
-// allocatorSetting returns the value of a key in a setting such as
-// "expandable_segments:True,max_split_size_mb:128". PyTorch uses the last one.
-func allocatorSetting(text, key string) string {
-	var found string
-	for setting := range strings.SplitSeq(text, ",") {
-		if name, value, ok := strings.Cut(setting, ":"); ok && strings.TrimSpace(name) == key {
-			found = strings.TrimSpace(value)
-		}
-	}
-	return found
 }
 
 // getenv finds a variable in an environment as the C function does: the first one counts.

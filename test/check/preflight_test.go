@@ -290,78 +290,37 @@ func TestALibraryThatWasNeverUsedNeedsNoDriver(t *testing.T) {
 	}
 }
 
-// withLibrary starts a job that has mapped an otherwise empty library of this name which
-// contains a text, and that has the variables in its environment.
-func withLibrary(t *testing.T, host *testenv.Host, name, text string, environment, args []string) *testenv.Job {
-	t.Helper()
-	stub, err := os.ReadFile(testenv.Artefact(t, "make workload", "build", "workload", "libnccl.so.2"))
-	if err != nil {
-		t.Fatal(err)
-	}
-	library := filepath.Join(t.TempDir(), name)
-	if err := os.WriteFile(library, append(stub, text...), 0o700); err != nil {
-		t.Fatal(err)
-	}
-	return host.StartUnder(slices.Concat([]string{"/usr/bin/env", "LD_PRELOAD=" + library}, environment), 1, args...)
-}
-
-func TestOneProcessOnSeveralGPUsIsRefusedUnlessItIsHarmless(t *testing.T) {
+// TestOneProcessOnSeveralGPUsIsRefusedIfTheModuleIsSilent: nothing else shows that it has no peer access.
+func TestOneProcessOnSeveralGPUsIsRefusedIfTheModuleIsSilent(t *testing.T) {
 	testenv.Parallel(t)
-	const (
-		name       = "libc10_cuda.so"
-		expandable = "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True"
-		newer      = "PYTORCH_ALLOC_CONF=expandable_segments:True"
-	)
-	two := []string{"--gpus", "0,1"}
 	for _, test := range []struct {
 		name    string
-		nvml    string
 		config  string
-		start   func(*testing.T, *testenv.Host) *testenv.Job
+		gpus    string
 		refused bool
-		remedy  string
 	}{
-		{"two GPUs", "add 752", "", func(_ *testing.T, h *testenv.Host) *testenv.Job { return h.Start(1, two...) }, true, "CUDA_VISIBLE_DEVICES"},
-		{"one GPU of two", "add 752", "", func(_ *testing.T, h *testenv.Host) *testenv.Job { return h.Start(1) }, false, ""},
-		{"little beside the contexts of two GPUs", "add 600", "", func(_ *testing.T, h *testenv.Host) *testenv.Job { return h.Start(1, two...) }, false, ""},
-		{"PyTorch", "add 752", "", func(t *testing.T, h *testenv.Host) *testenv.Job { return withLibrary(t, h, name, "", nil, two) }, true, expandable},
-		{"PyTorch with expandable segments", "add 752", "", func(t *testing.T, h *testenv.Host) *testenv.Job {
-			return withLibrary(t, h, name, "", []string{expandable}, two)
-		}, false, ""},
-		{"PyTorch that knows the setting by its new name", "add 752", "", func(t *testing.T, h *testenv.Host) *testenv.Job {
-			return withLibrary(t, h, name, "PYTORCH_ALLOC_CONF", []string{newer}, two)
-		}, false, ""},
-		{"PyTorch that does not", "add 752", "", func(t *testing.T, h *testenv.Host) *testenv.Job {
-			return withLibrary(t, h, name, "PYTORCH_CUDA_ALLOC_CONF", []string{newer}, two)
-		}, true, expandable},
-		{"JAX", "add 752", "", func(t *testing.T, h *testenv.Host) *testenv.Job {
-			return withLibrary(t, h, "xla_cuda_plugin.so", "", nil, two)
-		}, true, "XLA_PYTHON_CLIENT_PREALLOCATE"},
-		{"forced by root's configuration", "add 752", "version: 1\nforce: [peer-memory]\n", func(_ *testing.T, h *testenv.Host) *testenv.Job {
-			return h.Start(1, two...)
-		}, false, ""},
+		{"two GPUs", "version: 1\n", "0,1", true},
+		{"one GPU of two", "version: 1\n", "0", false},
+		{"forced by root's configuration", "version: 1\nforce: [peer-memory]\n", "0,1", false},
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			testenv.Simulated(t, func(t *testing.T) {
 				host := testenv.NewHost(t, 2)
-				host.NVML(test.nvml)
 				host.SilenceKernelModule() // else it tells who has peer access
-				if test.config != "" {
-					host.Setenv("CUCRIU_CONFIG", host.Config(test.config))
-				}
-				job := test.start(t, host)
-				if test.refused {
-					found := testenv.Refused(t, host, job, preflight.FindingPeerMemory, t.TempDir())
-					if !strings.Contains(found.Remedy, test.remedy) {
-						t.Errorf("the remedy does not name %s: %v", test.remedy, found)
-					}
-					if out, err := host.Cucriu("suspend", "-p", strconv.Itoa(job.MustStatus(0).PID)); err == nil || !strings.Contains(out, "peer-memory") {
-						t.Errorf("cucriu suspend: %v\n%s", err, out)
-					}
+				host.Setenv("CUCRIU_CONFIG", host.Config(test.config))
+				job := host.Start(1, "--gpus", test.gpus)
+				if !test.refused {
+					host.Restore(host.Dump(job))
 					job.Runs()
 					return
 				}
-				host.Restore(host.Dump(job))
+				found := testenv.Refused(t, host, job, preflight.FindingPeerMemory, t.TempDir())
+				if !strings.Contains(found.Remedy, "CUDA_VISIBLE_DEVICES") {
+					t.Errorf("no remedy is named: %v", found)
+				}
+				if out, err := host.Cucriu("suspend", "-p", strconv.Itoa(job.MustStatus(0).PID)); err == nil || !strings.Contains(out, "peer-memory") {
+					t.Errorf("cucriu suspend: %v\n%s", err, out)
+				}
 				job.Runs()
 			})
 		})
