@@ -6,17 +6,17 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
-	"regexp"
 
 	"golang.org/x/sys/unix"
+
+	"cucriu/internal/drivers"
 )
 
 // nvidiaMajor is the major number of the GPUs' character devices, which the kernel reserves for
 // them. Minors 254 and 255 are nvidia-modeset and nvidiactl.
 const (
-	nvidiaMajor    = 195
-	lastGPUMinor   = 253
-	gpuNodePattern = `^nvidia[0-9]+$`
+	nvidiaMajor  = 195
+	lastGPUMinor = 253
 )
 
 // visibleMinors returns the minors of the GPU device nodes in <base>/dev of the file system
@@ -41,10 +41,9 @@ func visibleMinors(processRoot, base string) (map[int]bool, error) {
 	if err != nil {
 		return nil, fmt.Errorf("in %s: %w", processRoot, err)
 	}
-	isGPU := regexp.MustCompile(gpuNodePattern)
 	minors := make(map[int]bool)
 	for _, name := range names {
-		if !isGPU.MatchString(name) {
+		if !drivers.GPUNode.MatchString(name) {
 			continue
 		}
 		node, err := openIn(tree, filepath.Join(dev, name), unix.O_PATH)

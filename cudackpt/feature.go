@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 
+	"cucriu/internal/drivers"
 	"cucriu/internal/fault"
 )
 
@@ -31,18 +32,15 @@ const (
 	FeatureGPUPairs Feature = "GPU pairs at restore"
 )
 
-// cudaWithGPUPairs is the first CUDA version whose RestoreArgs carries GPU pairs. The version
+// Supports returns nil if the driver has the feature, and otherwise an [*UnsupportedError]. Of GPU pairs the version
 // of the library decides, not that of the kernel module: the library reads the arguments, and a
 // cuda-compat library may be newer than the module.
-const cudaWithGPUPairs Version = 13000
-
-// Supports returns nil if the driver has the feature, and otherwise an [*UnsupportedError].
 func (d *Driver) Supports(feature Feature) error {
-	supported, minimum := d.api.complete(), "570"
+	supported, minimum := d.api.complete(), drivers.Checkpoint.Driver
 	switch feature {
 	case FeatureCheckpoint:
 	case FeatureGPUPairs:
-		supported, minimum = supported && d.version >= cudaWithGPUPairs, "580"
+		supported, minimum = supported && d.version >= Version(drivers.GPUPairs.CUDA), drivers.GPUPairs.Driver
 	default:
 		return fmt.Errorf("%w: unknown feature %q", ErrInvalidArgument, string(feature))
 	}

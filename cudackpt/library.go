@@ -9,12 +9,13 @@ import (
 
 	"github.com/ebitengine/purego"
 
+	"cucriu/internal/drivers"
 	"cucriu/internal/fault"
 )
 
 // The sonames under which the driver's libraries are installed.
 const (
-	sonameCUDA = "libcuda.so.1"
+	sonameCUDA = drivers.Soname
 	sonameNVML = "libnvidia-ml.so.1"
 )
 

@@ -10,6 +10,7 @@ import (
 	"strconv"
 	"strings"
 
+	"cucriu/internal/drivers"
 	"cucriu/internal/fault"
 )
 
@@ -63,7 +64,7 @@ func (d *Driver) CheckLibrary(pid int) error {
 		return errors.New("the driver's library is not mapped in this program")
 	}
 	target, err := mappedAt(strconv.Itoa(pid), func(path string, from, to uint64) bool {
-		return isLibcuda(filepath.Base(path))
+		return drivers.IsLibcuda(path)
 	})
 	if err != nil {
 		return err
@@ -83,9 +84,6 @@ func mismatch(pid int, target, ours string) *LibraryMismatchError {
 	}
 	return &LibraryMismatchError{explained: *fault.New(meaning, remedy), PID: pid, Target: target, Ours: ours}
 }
-
-// isLibcuda tells libcuda from libraries with similar names, libcudart and libcudadebugger.
-func isLibcuda(base string) bool { return strings.HasPrefix(base, "libcuda.so") }
 
 // mappedAt returns the first file mapping of a process that wanted accepts, or nil.
 func mappedAt(process string, wanted func(path string, from, to uint64) bool) (*mappedFile, error) {

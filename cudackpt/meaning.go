@@ -1,6 +1,11 @@
 package cudackpt
 
-import "os"
+import (
+	"fmt"
+	"os"
+
+	"cucriu/internal/drivers"
+)
 
 // meaning is what a result means for one call, and what to do about it.
 type meaning struct{ means, remedy string }
@@ -44,11 +49,12 @@ var meanings = map[cause]meaning{
 	{callRestore, ResultIllegalState, false}:      {"the process is not checkpointed", "read its state: if it has already been restored, unlock it"},
 	{callRestore, ResultInvalidValue, false}: {
 		"the GPU map was refused, and nothing was restored: the old side must be exactly the GPUs that it could see when it was checkpointed, used or not, and the new side different GPUs that it can see now",
-		"restore it with a map that keeps this, or with none; if every map is refused, the process holds memory that this driver never restores: CUDA IPC memory (NCCL over P2P or SHM), or 512 MiB and more that another GPU accesses",
+		"restore it with a map that keeps this, or with none; if every map is refused, the process holds memory that this driver never restores: CUDA IPC memory (NCCL over P2P or SHM), or " +
+			fmt.Sprint(drivers.For("").FabricLeast>>20) + " MiB and more that another GPU accesses",
 	},
 	{callRestore, ResultNotSupported, false}: {
 		"the process can see fewer GPUs than when it was checkpointed, or GPUs of another type, or it holds CUDA IPC memory (NCCL over P2P or SHM); nothing was restored",
-		"make as many /dev/nvidia* nodes of the same GPU type visible in its mount namespace and restore it again; IPC memory needs a driver of 610 or newer",
+		"make as many /dev/nvidia* nodes of the same GPU type visible in its mount namespace and restore it again; if it holds IPC memory, no restore will succeed",
 	},
 	{callRestore, ResultOutOfMemory, false}: {
 		"there was not enough free memory on the GPUs, and the driver cannot recover from that: every further restore of this process fails, and its GPU state is lost",

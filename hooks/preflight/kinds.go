@@ -4,6 +4,8 @@ import (
 	"fmt"
 	"slices"
 	"strings"
+
+	"cucriu/internal/drivers"
 )
 
 // The names of the findings. They are part of the interface: scripts match them, and the user
@@ -111,7 +113,10 @@ const (
 var topics = []Topic{
 	{"**The machine**", []Kind{
 		{FindingDriverMissing, refuses, "no NVIDIA driver, no libcuda, or its kernel module is not loaded", "install the NVIDIA driver on this host, or load its kernel module (modprobe nvidia)", !forced},
-		{FindingDriverOld, refuses, "the driver has no checkpoint API. A warning for 570 to 579, which can restore only on the same GPUs", "install 570 or newer; 580 to change GPUs", !forced},
+		{
+			FindingDriverOld, refuses, "the driver has no checkpoint API. A warning if it has, and can restore only on the same GPUs",
+			"install " + drivers.Checkpoint.Driver + " or newer; " + drivers.GPUPairs.Driver + " to change GPUs", !forced,
+		},
 		{FindingCriuMissing, refuses, "CRIU is missing or does not run", "install CRIU 4.0 or newer (Debian 12 has 3.17), or specify its path with --criu", !forced},
 		{FindingCriuVersion, refuses, "CRIU is older than 4.0, or older than 4.2 and cannot dump a socket of the job on this kernel (TCP on 6.16 and newer). A warning if the version is unknown", "install CRIU 4.2 or newer", forced},
 		{FindingCriuCheck, refuses, "`criu check` reports that this kernel lacks features or this process lacks privileges. Checked only by `cucriu check`", "run it as root, and run criu check -v4 for details: a newer kernel or a newer CRIU may be needed", forced},

@@ -21,6 +21,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"cucriu/cudackpt"
+	"cucriu/internal/drivers"
 	"cucriu/internal/failpoint"
 	"cucriu/internal/guest"
 	"cucriu/internal/inject"
@@ -617,7 +618,7 @@ func (a *Agent) threads() (library, driver []int, err error) {
 		switch id := status.ImagePID(); {
 		case id > 0 && slices.Contains(box.Threads[:], int32(id)):
 			library = append(library, tid)
-		case status.Name == "cuda-EvtHandlr":
+		case status.Name == drivers.EventThread:
 			driver = append(driver, tid)
 		}
 	}

@@ -11,6 +11,7 @@ import (
 
 	"cucriu/cudackpt"
 	"cucriu/internal/agent"
+	"cucriu/internal/drivers"
 	"cucriu/internal/fault"
 	"cucriu/internal/inject"
 	"cucriu/internal/journal"
@@ -87,13 +88,17 @@ func (s *Suspension) prepareAgents(ctx context.Context) error {
 // requireDriverAllowed refuses processes that a filter of their own would end while the driver checkpoints them. A filter
 // that was put on every thread is on the driver's, too. One that cannot be read refuses nothing.
 func (s *Suspension) requireDriverAllowed(ctx context.Context) error {
+	calls := make([]inject.Call, len(drivers.Calls))
+	for i, c := range drivers.Calls {
+		calls[i] = inject.Call(c)
+	}
 	return Parallel(s.Targets, func(t *Target) error {
 		if t.Member.Stopped {
 			return nil
 		}
 		tid, err := t.CUDA.RestoreThreadID(ctx)
 		if err == nil {
-			err = inject.RequireAllowed(ctx, []int{tid}, callsOfDriver...)
+			err = inject.RequireAllowed(ctx, []int{tid}, calls...)
 		}
 		if !errors.Is(err, inject.ErrForbidden) {
 			return nil // what is wrong otherwise, the lock finds

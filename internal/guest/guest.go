@@ -10,6 +10,7 @@ import (
 	"runtime"
 	"strings"
 
+	"cucriu/internal/drivers"
 	"cucriu/internal/durable"
 )
 
@@ -23,20 +24,13 @@ const File = "guest.so"
 // Mode is the library's: the job may be another user's.
 const Mode = 0o644
 
-// measuredDrivers are the driver versions with which it was tried: see docs/measurements.
-var measuredDrivers = []string{"580."}
-
 // Unfit says why the job with this directory cannot have the library; it is nil if it can.
 func Unfit(dir, driverVersion string, otherUser bool) error {
 	if _, err := library.Read(); err != nil {
 		return err
 	}
-	measured := false
-	for _, version := range measuredDrivers {
-		measured = measured || strings.HasPrefix(driverVersion, version)
-	}
 	switch {
-	case !measured:
+	case !drivers.For(driverVersion).Library:
 		return fmt.Errorf("it was not tried with the driver %s", driverVersion)
 	case otherUser && !isPublic(dir):
 		return fmt.Errorf("the job's user cannot read %s", dir)

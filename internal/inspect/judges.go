@@ -8,13 +8,13 @@ import (
 	"runtime"
 	"slices"
 	"strconv"
-	"strings"
 	"time"
 
 	"github.com/prometheus/procfs"
 	"golang.org/x/sys/unix"
 
 	"cucriu/hooks/preflight"
+	"cucriu/internal/drivers"
 	"cucriu/internal/image"
 	"cucriu/internal/proc"
 )
@@ -103,7 +103,7 @@ func (s *snapshot) parentFindings() preflight.Findings {
 
 func hasLibcuda(pid int) bool {
 	mappings, _ := proc.Mappings(pid) // of one that has ended there are none
-	return slices.ContainsFunc(mappings, func(m *procfs.ProcMap) bool { return strings.HasPrefix(filepath.Base(m.Pathname), "libcuda.so") })
+	return slices.ContainsFunc(mappings, func(m *procfs.ProcMap) bool { return drivers.IsLibcuda(m.Pathname) })
 }
 
 // lasts reports whether something stays true for a second. What is true for a moment only, as

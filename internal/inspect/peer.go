@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"maps"
+	"path/filepath"
 	"regexp"
 	"slices"
 	"strings"
@@ -13,6 +14,7 @@ import (
 
 	"cucriu/cudackpt"
 	"cucriu/hooks/preflight"
+	"cucriu/internal/drivers"
 	"cucriu/internal/nvrm"
 	"cucriu/internal/proc"
 )
@@ -39,7 +41,7 @@ type peerUse struct {
 	pyTorch, jax bool // it uses these frameworks
 	// holdings is what the kernel module says that the process has; nil if it says nothing.
 	holdings *nvrm.Holdings
-	measured bool // the process has nothing else of the kind
+	driver   drivers.Facts
 }
 
 // peersOf judges processes of which some may have ended.
@@ -47,8 +49,9 @@ func (s *snapshot) peersOf(processes []Process, kernel kernelAnswer) (preflight.
 	findings := notLookedFor(processes, kernel)
 	for i := range processes {
 		m := &processes[i]
-		u := peerUse{of: m, holdings: kernel.holdings[m.PID], measured: kernel.measured}
-		if h := u.holdings; h != nil && u.measured && h.Fabric+h.FabricShared+h.Pools == 0 && (h.HostNUMA == 0 || len(u.of.Listed) > 1) {
+		u := peerUse{of: m, holdings: kernel.holdings[m.PID], driver: kernel.driver}
+		if h := u.holdings; h != nil && u.driver.Module == drivers.Measured &&
+			h.Fabric+h.FabricShared+h.Pools == 0 && (h.HostNUMA == 0 || len(u.of.Listed) > 1) {
 			continue
 		}
 		if len(m.GPUs) > 1 && len(u.of.Listed) != 1 {
@@ -99,7 +102,8 @@ func (u peerUse) contexts() int {
 func (u peerUse) findings() preflight.Findings {
 	if u.holdings != nil {
 		found := u.holdingFindings()
-		if u.measured || found.Has(preflight.FindingPeerMemory) && len(found.Of(preflight.SeverityError)) > 0 {
+		isLost := found.Has(preflight.FindingPeerMemory) && len(found.Of(preflight.SeverityError)) > 0
+		if u.driver.Module == drivers.Measured || isLost {
 			return found
 		}
 		u.holdings = nil
@@ -119,11 +123,14 @@ func (u peerUse) findings() preflight.Findings {
 			parts = append(parts, size+" on "+gpu.String())
 		}
 	}
-	return preflight.Findings{u.of.about(preflight.New(preflight.FindingPeerMemory, fmt.Sprintf("uses %d GPUs (%s), and may have peer access between them: the driver would checkpoint that, "+
-		"and could never restore it if one allocation takes 512 MiB or more", u.contexts(), strings.Join(parts, ", ")),
+	return preflight.Findings{u.of.about(preflight.New(preflight.FindingPeerMemory, fmt.Sprintf("uses %d GPUs (%s), "+
+		"and may have peer access between them: the driver would checkpoint that, and could never restore it if one allocation takes %s or more", u.contexts(), strings.Join(parts, ", "), u.least()),
 		"start it with "+oneGPU+"; override this if it has no peer access (which cannot be detected from outside), "+
 			"or no allocation of that size (PyTorch with expandable_segments:True has none)"))}
 }
+
+// least is the size from which on an allocation cannot be restored with peer access.
+func (u peerUse) least() string { return mib(u.driver.FabricLeast) }
 
 // holdingFindings judges what the kernel module says about a process.
 func (u peerUse) holdingFindings() preflight.Findings {
@@ -131,21 +138,23 @@ func (u peerUse) holdingFindings() preflight.Findings {
 	add := func(f preflight.Finding) { findings = append(findings, u.of.about(f)) }
 	h := u.holdings
 	if h.FabricShared > 0 {
-		add(preflight.New(preflight.FindingPeerMemory, "has an allocation of 512 MiB or more that another GPU accesses: the driver would checkpoint it, and could never restore it", u.advice(true)))
+		add(preflight.New(preflight.FindingPeerMemory, "has an allocation of "+u.least()+" or more that another GPU accesses: "+
+			"the driver would checkpoint it, and could never restore it", u.advice(true)))
 	}
 	if h.Pools > 0 {
 		add(preflight.New(preflight.FindingPeerMemory, "has a memory pool that another GPU accesses: a restore would lose that access without an error, and the next access would fail", u.advice(false)))
 	}
 	if h.HostNUMA > 0 && u.contexts() == 1 { // with contexts on two GPUs the driver has 4 or 5 duplicates of its own
 		has := "has"
-		if !u.measured {
+		if u.driver.Module != drivers.Measured {
 			has = "seems, by what was measured on another driver, to have"
 		}
 		add(preflight.New(preflight.FindingHostNUMA, has+" driver memory on a NUMA node of the host (CU_MEM_LOCATION_TYPE_HOST_NUMA): "+
 			"the driver would checkpoint it, and could never restore it", ""))
 	}
 	if h.FabricShared == 0 && h.Fabric > 0 && len(u.of.GPUs) > 1 {
-		add(preflight.Warning(preflight.FindingPeerMemory, "has allocations of 512 MiB or more: after a restore no other GPU can be given access to them (a first copy between two GPUs fails)", u.advice(true)))
+		add(preflight.Warning(preflight.FindingPeerMemory, "has allocations of "+u.least()+" or more: "+
+			"after a restore no other GPU can be given access to them (a first copy between two GPUs fails)", u.advice(true)))
 	}
 	return findings
 }
@@ -161,33 +170,23 @@ func (u peerUse) advice(guest bool) string {
 	}
 	switch {
 	case u.jax:
-		return start + "with " + oneGPU + "; with several, XLA_PYTHON_CLIENT_PREALLOCATE=false is enough only while no array takes 512 MiB"
+		return start + "with " + oneGPU + "; with several, XLA_PYTHON_CLIENT_PREALLOCATE=false is enough only while no array takes " + u.least()
 	case u.pyTorch:
 		return start + "with PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True, or with " + oneGPU
 	}
-	return start + "with " + oneGPU + ", or let it allocate in parts below 512 MiB"
+	return start + "with " + oneGPU + ", or let it allocate in parts below " + u.least()
 }
-
-// gpuNode matches the device node of a GPU. It does not match /dev/nvidiactl and the like,
-// which every process that uses CUDA maps.
-var gpuNode = regexp.MustCompile(`/dev/nvidia[0-9]+$`)
-
-// contextMapping is the least that a process maps of the device node of a GPU on which it has a
-// context, in bytes. Measured on driver 580: cuInit maps 128 KiB for each GPU that the process
-// can see, and a context 2 MiB more. Peer access and memory change nothing in the mappings, nor
-// in the descriptors and threads.
-const contextMapping = 1 << 20
 
 // contextNodes returns the device nodes of the GPUs on which a process with these mappings has
 // a context.
 func contextNodes(mappings []mapping) []string {
 	sizes := make(map[string]uint64)
 	for _, m := range mappings {
-		if name := m.name(); gpuNode.MatchString(name) {
+		if name := m.name(); filepath.Base(filepath.Dir(name)) == "dev" && drivers.GPUNode.MatchString(filepath.Base(name)) {
 			sizes[name] += m.Size()
 		}
 	}
-	maps.DeleteFunc(sizes, func(_ string, size uint64) bool { return size < contextMapping })
+	maps.DeleteFunc(sizes, func(_ string, size uint64) bool { return size < drivers.ContextMapping })
 	return slices.Sorted(maps.Keys(sizes))
 }
 

@@ -10,6 +10,7 @@ import (
 
 	"cucriu/cudackpt"
 	"cucriu/hooks/preflight"
+	"cucriu/internal/drivers"
 	"cucriu/internal/nvrm"
 	"cucriu/internal/proc"
 )
@@ -98,7 +99,7 @@ func TestHoldingFindings(t *testing.T) {
 			for _, gpu := range test.gpus {
 				m.Listed[gpu.UUID] = 1 << 30
 			}
-			if got := severities(peerUse{of: m, holdings: &test.holdings, measured: true}.findings()); got != test.want {
+			if got := severities(peerUse{of: m, holdings: &test.holdings, driver: drivers.For("580.159.04")}.findings()); got != test.want {
 				t.Fatalf("%q, want %q", got, test.want)
 			}
 		})

@@ -14,6 +14,7 @@ import (
 	"cucriu/cudackpt"
 	"cucriu/hooks/preflight"
 	"cucriu/internal/agent"
+	"cucriu/internal/drivers"
 	"cucriu/internal/guest"
 	"cucriu/internal/nvrm"
 	"cucriu/internal/proc"
@@ -293,7 +294,7 @@ type kernelAnswer struct {
 	asked    []proc.Ident
 	known    nvrm.Known             // for the next time
 	holdings map[int]*nvrm.Holdings // by pid, where all is known
-	measured bool                   // what is not among these is not there
+	driver   drivers.Facts          // if it is measured, what is not among these is not there
 	shares   []nvrm.Share
 	unknown  error // why it is not known who shares memory
 }
@@ -307,14 +308,12 @@ func (k kernelAnswer) isAbout(processes []Process) bool {
 // askKernel asks the kernel module about processes.
 // It takes some 100 ms for a process on several GPUs, and some 10 ms for any other.
 func askKernel(driver *cudackpt.Driver, processes []Process) kernelAnswer {
-	var answer kernelAnswer
 	version, err := driver.DriverVersion()
+	answer := kernelAnswer{driver: drivers.For(version), unknown: err}
 	if err != nil {
-		answer.unknown = err
 		return answer
 	}
-	evidence := nvrm.EvidenceOf(version)
-	if evidence == nvrm.Unknown {
+	if answer.driver.Module == drivers.Unknown {
 		answer.unknown = fmt.Errorf("driver %s has been neither measured nor compared with one that has", version)
 		return answer
 	}
@@ -337,6 +336,6 @@ func askKernel(driver *cudackpt.Driver, processes []Process) kernelAnswer {
 		processes[i].Known = told.Known
 	}
 	answer.known, answer.shares, answer.unknown = told.Known, told.Shares, told.Err
-	answer.holdings, answer.measured = told.Holdings, evidence == nvrm.Measured
+	answer.holdings = told.Holdings
 	return answer
 }

@@ -8,6 +8,7 @@ import (
 
 	"cucriu/hooks/preflight"
 	"cucriu/internal/agent"
+	"cucriu/internal/drivers"
 	"cucriu/internal/migrate/predict"
 	"cucriu/internal/migrate/wire"
 	"cucriu/internal/proc"
@@ -19,10 +20,6 @@ const (
 	probeLeast = 4 // pieces
 	probeLong  = 100 * time.Millisecond
 )
-
-// contextBytes is what NVML lists for a context beside the memory of the program, on H100s and H200s
-// with driver 580. It is not in an image.
-const contextBytes = 518 << 20
 
 // forecast measures the way to the destination and predicts how long the job will be paused.
 // It refuses what would take too long.
@@ -38,12 +35,13 @@ func (s *treeSource) forecast(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
+	context := drivers.For(s.of.DriverVersion).ContextBytes // which is not in an image
 	job := predict.Job{HostPages: int64(s.of.HostBytes())}
 	for _, p := range s.of.Processes {
 		var sum uint64
 		for _, size := range p.MemoryBytes {
-			if size > contextBytes { // a simulated driver lists no contexts
-				size -= contextBytes
+			if size > context { // a simulated driver lists no contexts
+				size -= context
 			}
 			sum += size
 		}

@@ -12,15 +12,13 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"cucriu/internal/drivers"
 	"cucriu/internal/proc"
 )
 
 // ErrUnknown says that the kernel module cannot be asked, or does not answer as expected.
 // Nothing is then known about the process.
 var ErrUnknown = errors.New("the NVIDIA kernel module gave no usable answer")
-
-// rmControl is NV_ESC_RM_CONTROL, _IOWR('F', 0x2a, NVOS54_PARAMETERS).
-const rmControl = 0xc020462a
 
 // controlArguments is NVOS54_PARAMETERS.
 type controlArguments struct {
@@ -46,7 +44,7 @@ func query[T any](a asker, client, object, command uint32, parameters *T) (statu
 // mustQuery asks a question that must be answered.
 func mustQuery[T any](a asker, client, object, command uint32, parameters *T) error {
 	status, err := query(a, client, object, command, parameters)
-	if err == nil && status != statusOK {
+	if err == nil && status != drivers.StatusOK {
 		err = fmt.Errorf("%w: command %#x: status %#x", ErrUnknown, command, status)
 	}
 	return err
@@ -63,7 +61,7 @@ func (f controlFile) control(client, object, command uint32, parameters unsafe.P
 	defer pinner.Unpin()
 	pinner.Pin(parameters)
 	arguments := &controlArguments{client: client, object: object, command: command, parameters: parameters, size: uint32(size)}
-	if errno := f.ioctl(f.fd, rmControl, unsafe.Pointer(arguments)); errno != 0 {
+	if errno := f.ioctl(f.fd, drivers.RMControl, unsafe.Pointer(arguments)); errno != 0 {
 		return 0, fmt.Errorf("ioctl NV_ESC_RM_CONTROL: %w", errno)
 	}
 	return arguments.theStatus, nil
@@ -96,7 +94,7 @@ func (p *process) findClients(ioctl Ioctl) {
 	}
 	// Not every file has a client: an exported handle is an open nvidiactl, too. So no file is
 	// searched to the end before the others.
-	for from := uint32(firstClient); !isFound && from < firstClient+mostClients; from += WidestGap {
+	for from := uint32(drivers.FirstClient); !isFound && from < drivers.FirstClient+drivers.MostClients; from += WidestGap {
 		for i := 0; !isFound && i < len(p.files); i++ {
 			isFound = find(i, from, from+WidestGap)
 		}
@@ -106,7 +104,7 @@ func (p *process) findClients(ioctl Ioctl) {
 	if at := slices.IndexFunc(handles, func(handle uint32) bool { return handle != 0 }); at >= 0 {
 		first := handles[at]
 		for i := range p.files {
-			find(i, max(firstClient, first-0x100), first+0x400)
+			find(i, max(drivers.FirstClient, first-0x100), first+0x400)
 		}
 	}
 	if err := errors.Join(errs...); err != nil {
@@ -136,7 +134,7 @@ func (p *process) borrow(ioctl Ioctl) error {
 		return err
 	}
 	for _, number := range slices.Sorted(maps.Keys(open)) {
-		if filepath.Base(strings.TrimSuffix(open[number], " (deleted)")) != "nvidiactl" {
+		if filepath.Base(strings.TrimSuffix(open[number], " (deleted)")) != drivers.ControlNode {
 			continue
 		}
 		fd, err := process.DuplicateDescriptor(number)

@@ -4,6 +4,8 @@ import (
 	"fmt"
 	"slices"
 	"unsafe"
+
+	"cucriu/internal/drivers"
 )
 
 // Holdings is what a process holds in the resource manager that decides whether it survives
@@ -32,39 +34,6 @@ type Holdings struct {
 	MemoryBytes uint64
 }
 
-// Object classes, and the commands that ask about objects.
-const (
-	classGPUMemory    = 0x40   // NV01_MEMORY_LOCAL_USER
-	classSystemMemory = 0x3e   // NV01_MEMORY_SYSTEM
-	classP2P          = 0x503b // NV50_P2P
-	classFabric       = 0xf8   // NV_MEMORY_FABRIC
-	classImported     = 0xf9   // NV_MEMORY_FABRIC_IMPORT_V2
-	classImportedRef  = 0xfb   // NV_MEMORY_FABRIC_IMPORTED_REF
-	classMulticast    = 0xfd   // NV_MEMORY_MULTICAST_FABRIC
-	classSubdevice    = 0x2080 // NV20_SUBDEVICE_0
-
-	getHandleInfo  = 0xd02    // NV0000_CTRL_CMD_CLIENT_GET_HANDLE_INFO
-	areDuplicates  = 0xd07    // NV0000_CTRL_CMD_CLIENT_OBJECTS_ARE_DUPLICATES
-	getSurfaceInfo = 0x410110 // NV0041_CTRL_CMD_GET_SURFACE_INFO
-	getFabricInfo  = 0xf80101 // NV00F8_CTRL_CMD_GET_INFO
-	getAddress     = 0x410103 // NV0041_CTRL_CMD_GET_SURFACE_PHYS_ATTR
-
-	handleParent = 1 // NV0000_CTRL_CMD_CLIENT_GET_HANDLE_INFO_INDEX_PARENT
-	handleClass  = 2 // NV0000_CTRL_CMD_CLIENT_GET_HANDLE_INFO_INDEX_CLASSID
-	flexible     = 1 // NV00F8_ALLOC_FLAGS_FLEXIBLE_FLA
-	pagesOf      = 7 // NV0041_CTRL_SURFACE_INFO_INDEX_PHYS_SIZE, in units of 4 KiB
-)
-
-// The ranges of handles. The module numbers clients upwards from the first one. libcuda
-// numbers its objects upwards, and leaves gaps where it has freed objects. Objects behind a
-// gap of WidestGap handles, left by that many freed objects in a row, are not found.
-const (
-	firstClient = 0xc1d00000
-	mostClients = 0x100000
-	firstObject = 0x5c000000
-	mostObjects = 0x1000000
-)
-
 // WidestGap and ShortGap are how many handles a search tries after the last object that it
 // has found. One question takes 2 to 4 µs. What the short one can miss is HostNUMA alone: GPU
 // memory that is missing shows in the sum, and then the widest one follows.
@@ -77,19 +46,14 @@ const (
 // the process ran, it may have made objects where the search had just been.
 const overlap = 0x200
 
-const (
-	statusOK            = 0
-	statusInvalidClient = 0x23
-)
-
 // handleInfo returns what the module says of an object, or 0 if there is no such object.
 func handleInfo(a asker, client, object, index uint32) (info, status uint32, err error) {
 	p := struct {
 		object, index uint32
 		result        uint64
 	}{object: object, index: index}
-	status, err = query(a, client, client, getHandleInfo, &p)
-	if err != nil || status != statusOK {
+	status, err = query(a, client, client, drivers.GetHandleInfo, &p)
+	if err != nil || status != drivers.StatusOK {
 		return 0, status, err
 	}
 	return uint32(p.result), status, nil
@@ -99,13 +63,13 @@ func handleInfo(a asker, client, object, index uint32) (info, status uint32, err
 // there is none.
 func findClient(a asker, from, to uint32) (uint32, error) {
 	for client := from; client < to; client++ {
-		_, status, err := handleInfo(a, client, client, handleClass)
+		_, status, err := handleInfo(a, client, client, drivers.HandleClass)
 		switch {
 		case err != nil:
 			return 0, err
-		case status == statusOK:
+		case status == drivers.StatusOK:
 			return client, nil
-		case status != statusInvalidClient:
+		case status != drivers.StatusInvalidClient:
 			return 0, fmt.Errorf("client %#x: status %#x", client, status)
 		}
 	}
@@ -160,8 +124,8 @@ func (h *Holdings) add(more Holdings) {
 // scan looks at the objects of a client: at those that were seen before, and at all after them.
 func (c *contents) scan(a asker, of uint32, before seen, widestGap int) (err error) {
 	c.regions = make(map[region]bool)
-	c.last = max(firstObject, before.last)
-	next := max(firstObject+1+overlap, before.last) - overlap
+	c.last = max(drivers.FirstObject, before.last)
+	next := max(drivers.FirstObject+1+overlap, before.last) - overlap
 	for _, handle := range before.handles {
 		if handle >= next {
 			break
@@ -170,8 +134,8 @@ func (c *contents) scan(a asker, of uint32, before seen, widestGap int) (err err
 			return err
 		}
 	}
-	for ; next < firstObject+mostObjects && next <= c.last+uint32(widestGap); next++ {
-		if c.last == firstObject && next > firstObject+overlap {
+	for ; next < drivers.FirstObject+drivers.MostObjects && next <= c.last+uint32(widestGap); next++ {
+		if c.last == drivers.FirstObject && next > drivers.FirstObject+overlap {
 			break // libcuda keeps its first objects, the devices: this is another library's client (NVML's)
 		}
 		if err := c.look(a, of, next); err != nil {
@@ -188,25 +152,25 @@ func (c *contents) scan(a asker, of uint32, before seen, widestGap int) (err err
 
 // look looks at one object, if it exists.
 func (c *contents) look(a asker, of, handle uint32) error {
-	class, _, err := handleInfo(a, of, handle, handleClass)
+	class, _, err := handleInfo(a, of, handle, drivers.HandleClass)
 	if err != nil || class == 0 {
 		return err
 	}
 	c.last = max(c.last, handle)
 	switch class {
-	case classP2P:
+	case drivers.ClassP2P:
 		c.PeerAccess++
-	case classSubdevice:
+	case drivers.ClassSubdevice:
 		var id uint32
-		device, _, err := handleInfo(a, of, handle, handleParent)
+		device, _, err := handleInfo(a, of, handle, drivers.HandleParent)
 		if err == nil {
-			err = mustQuery(a, of, handle, getGPU, &id)
+			err = mustQuery(a, of, handle, drivers.GetGPU, &id)
 		}
 		if err != nil {
 			return err
 		}
 		c.gpus = append(c.gpus, gpu{client{a, of}, id, handle, device})
-	case classGPUMemory, classSystemMemory:
+	case drivers.ClassGPUMemory, drivers.ClassSystemMemory:
 		size, err := surfaceSize(a, of, handle)
 		if err == nil {
 			err = c.place(a, of, handle, size)
@@ -214,19 +178,19 @@ func (c *contents) look(a asker, of, handle uint32) error {
 		if err != nil {
 			return err
 		}
-		if class == classGPUMemory {
+		if class == drivers.ClassGPUMemory {
 			c.MemoryBytes += size
 		} else {
 			c.system = append(c.system, object{handle, size})
 		}
-	case classImported, classImportedRef, classMulticast:
+	case drivers.ClassImported, drivers.ClassImportedRef, drivers.ClassMulticast:
 		c.imports++
-	case classFabric:
+	case drivers.ClassFabric:
 		size, flags, err := fabricInfo(a, of, handle)
 		switch {
 		case err != nil:
 			return err
-		case flags&flexible != 0:
+		case flags&drivers.Flexible != 0:
 			c.Pools++ // flexible memory belongs to a pool
 		default:
 			c.fabric = append(c.fabric, object{handle, size})
@@ -240,7 +204,7 @@ func (c *contents) look(a asker, of, handle uint32) error {
 
 // place notes where a piece of memory is. Modules before 580 tell it only to the kernel.
 func (c *contents) place(a asker, of, handle uint32, size uint64) error {
-	parent, _, err := handleInfo(a, of, handle, handleParent)
+	parent, _, err := handleInfo(a, of, handle, drivers.HandleParent)
 	if err != nil {
 		return err
 	}
@@ -250,12 +214,12 @@ func (c *contents) place(a asker, of, handle uint32, size uint64) error {
 		aperture, cacheAttr, peerCacheAttr, mmu uint32
 		contiguous                              uint64
 	}
-	status, err := query(a, of, handle, getAddress, &p)
+	status, err := query(a, of, handle, drivers.GetAddress, &p)
 	if err != nil {
 		return err
 	}
 	at := slices.IndexFunc(c.gpus, func(g gpu) bool { return g.device == parent })
-	if status != statusOK || size == 0 || at < 0 {
+	if status != drivers.StatusOK || size == 0 || at < 0 {
 		c.unplaced = c.unplaced || size > 0
 		return nil
 	}
@@ -269,8 +233,8 @@ func fabricInfo(a asker, client, handle uint32) (size uint64, flags uint32, err 
 		flags      uint32
 		attributes [2]uint32
 	}
-	status, err := query(a, client, handle, getFabricInfo, &p)
-	if err == nil && status != statusOK {
+	status, err := query(a, client, handle, drivers.GetFabricInfo, &p)
+	if err == nil && status != drivers.StatusOK {
 		err = fmt.Errorf("fabric memory %#x: status %#x", handle, status)
 	}
 	return p.size, p.flags, err
@@ -279,13 +243,13 @@ func fabricInfo(a asker, client, handle uint32) (size uint64, flags uint32, err 
 // surfaceSize returns the size of a memory object, or 0 if the module does not report it.
 func surfaceSize(a asker, client, handle uint32) (uint64, error) {
 	type pair struct{ index, value uint32 }
-	pages := &pair{index: pagesOf}
+	pages := &pair{index: drivers.SurfacePages}
 	p := struct {
 		count uint32
 		list  unsafe.Pointer
 	}{1, unsafe.Pointer(pages)}
-	status, err := query(a, client, handle, getSurfaceInfo, &p)
-	if err != nil || status != statusOK {
+	status, err := query(a, client, handle, drivers.GetSurfaceInfo, &p)
+	if err != nil || status != drivers.StatusOK {
 		return 0, err
 	}
 	return uint64(pages.value) << 12, nil
@@ -307,8 +271,8 @@ func duplicates(a asker, client uint32, objects []object) (int, error) {
 				yes           uint8
 				_             [3]uint8
 			}{first: one.handle, second: other.handle}
-			status, err := query(a, client, client, areDuplicates, &p)
-			if err == nil && status != statusOK {
+			status, err := query(a, client, client, drivers.AreDuplicates, &p)
+			if err == nil && status != drivers.StatusOK {
 				err = fmt.Errorf("objects %#x and %#x: status %#x", one.handle, other.handle, status)
 			}
 			if err != nil {

@@ -10,6 +10,8 @@ import (
 	"unsafe"
 
 	"golang.org/x/sys/unix"
+
+	"cucriu/internal/drivers"
 )
 
 // fake is a resource manager with one client that has these objects.
@@ -37,39 +39,39 @@ func (f *fake) control(client, handle, command uint32, parameters unsafe.Pointer
 		return f.status, nil
 	}
 	if client != f.client {
-		return statusInvalidClient, nil
+		return drivers.StatusInvalidClient, nil
 	}
-	number := func(handle uint32) uint32 { return handle - firstObject }
+	number := func(handle uint32) uint32 { return handle - drivers.FirstObject }
 	switch command {
-	case getHandleInfo:
+	case drivers.GetHandleInfo:
 		p := (*struct {
 			object, index uint32
 			result        uint64
 		})(parameters)
 		if p.object == client {
 			p.result = 0x41
-			return statusOK, nil
+			return drivers.StatusOK, nil
 		}
 		o, ok := f.objects[number(p.object)]
 		if !ok {
 			return noObject, nil
 		}
 		p.result = uint64(o.class)
-		if p.index != handleClass {
-			p.result = firstObject + uint64(o.parent)
+		if p.index != drivers.HandleClass {
+			p.result = drivers.FirstObject + uint64(o.parent)
 		}
-		return statusOK, nil
-	case getGPU:
+		return drivers.StatusOK, nil
+	case drivers.GetGPU:
 		*(*uint32)(parameters) = fakeGPU
-		return statusOK, nil
-	case getAddress:
+		return drivers.StatusOK, nil
+	case drivers.GetAddress:
 		o := f.objects[number(handle)]
 		if o.at == 0 {
 			return notSupported, nil
 		}
 		*(*uint64)(parameters) = o.at
-		return statusOK, nil
-	case getSurfaceInfo:
+		return drivers.StatusOK, nil
+	case drivers.GetSurfaceInfo:
 		p := (*struct {
 			count uint32
 			list  *[2]uint32
@@ -78,20 +80,20 @@ func (f *fake) control(client, handle, command uint32, parameters unsafe.Pointer
 		if o.closed {
 			return notSupported, nil
 		}
-		if p.list[0] != pagesOf {
+		if p.list[0] != drivers.SurfacePages {
 			return notSupported, nil
 		}
 		p.list[1] = uint32(o.size >> 12)
-		return statusOK, nil
-	case getFabricInfo:
+		return drivers.StatusOK, nil
+	case drivers.GetFabricInfo:
 		p := (*struct {
 			size, page uint64
 			flags      uint32
 		})(parameters)
 		o := f.objects[number(handle)]
 		p.size, p.flags = o.size, o.flags
-		return statusOK, nil
-	case areDuplicates:
+		return drivers.StatusOK, nil
+	case drivers.AreDuplicates:
 		p := (*struct {
 			first, second uint32
 			yes           uint8
@@ -101,7 +103,7 @@ func (f *fake) control(client, handle, command uint32, parameters unsafe.Pointer
 		if f.objects[a].dupOf == b || f.objects[b].dupOf == a {
 			p.yes = 1
 		}
-		return statusOK, nil
+		return drivers.StatusOK, nil
 	}
 	return notSupported, nil
 }
@@ -109,7 +111,7 @@ func (f *fake) control(client, handle, command uint32, parameters unsafe.Pointer
 // TestWhatProcessesHoldIsReadAsOnH200s checks the object trees that were seen on H200s.
 func TestWhatProcessesHoldIsReadAsOnH200s(t *testing.T) {
 	const mib = 1 << 20
-	const vidmem, sysmem, p2p, fabric = 0x40, classSystemMemory, classP2P, classFabric
+	const vidmem, sysmem, p2p, fabric = 0x40, drivers.ClassSystemMemory, drivers.ClassP2P, drivers.ClassFabric
 	for _, c := range []struct {
 		name    string
 		objects map[uint32]fakeObject
@@ -140,7 +142,7 @@ func TestWhatProcessesHoldIsReadAsOnH200s(t *testing.T) {
 		},
 		{
 			"pool with peer access",
-			map[uint32]fakeObject{0x146: {class: p2p}, 0x147: {class: fabric, size: 512 * mib, flags: flexible}, 0x148: {class: fabric, size: 512 * mib, flags: flexible}},
+			map[uint32]fakeObject{0x146: {class: p2p}, 0x147: {class: fabric, size: 512 * mib, flags: drivers.Flexible}, 0x148: {class: fabric, size: 512 * mib, flags: drivers.Flexible}},
 			Holdings{PeerAccess: 1, Pools: 2},
 		},
 		{
@@ -154,8 +156,8 @@ func TestWhatProcessesHoldIsReadAsOnH200s(t *testing.T) {
 		{"a wide gap", map[uint32]fakeObject{0x2: {class: 0x80}, 0xf000: {class: p2p}}, Holdings{PeerAccess: 1}},
 	} {
 		t.Run(c.name, func(t *testing.T) {
-			f := &fake{client: firstClient + 0x59b, objects: c.objects}
-			client, err := findClient(f, firstClient, firstClient+mostClients)
+			f := &fake{client: drivers.FirstClient + 0x59b, objects: c.objects}
+			client, err := findClient(f, drivers.FirstClient, drivers.FirstClient+drivers.MostClients)
 			if err != nil || client != f.client {
 				t.Fatalf("client %#x, %v", client, err)
 			}
@@ -168,7 +170,7 @@ func TestWhatProcessesHoldIsReadAsOnH200s(t *testing.T) {
 }
 
 func TestUnknownStatusIsAnError(t *testing.T) {
-	if client, err := findClient(&fake{status: 0x1f}, firstClient, firstClient+1); err == nil {
+	if client, err := findClient(&fake{status: 0x1f}, drivers.FirstClient, drivers.FirstClient+1); err == nil {
 		t.Errorf("client %#x", client)
 	}
 }
@@ -201,9 +203,9 @@ func askAbout(pid int) Answer {
 
 func TestMemoryIsKnownByItsPlace(t *testing.T) {
 	const mib = 1 << 20
-	f := &fake{client: firstClient, objects: map[uint32]fakeObject{
-		3: {class: classSubdevice, parent: 2}, 5: {class: classGPUMemory, parent: 2, size: mib, at: 64 * mib},
-		6: {class: classGPUMemory, parent: 9, size: mib, at: 64 * mib}, 7: {class: classMulticast},
+	f := &fake{client: drivers.FirstClient, objects: map[uint32]fakeObject{
+		3: {class: drivers.ClassSubdevice, parent: 2}, 5: {class: drivers.ClassGPUMemory, parent: 2, size: mib, at: 64 * mib},
+		6: {class: drivers.ClassGPUMemory, parent: 9, size: mib, at: 64 * mib}, 7: {class: drivers.ClassMulticast},
 	}}
 	var found contents
 	err := found.scan(f, f.client, seen{}, ShortGap)
@@ -217,19 +219,19 @@ type accounts map[uint32]pidInfo
 
 func (a accounts) control(_, _, command uint32, parameters unsafe.Pointer, _ uintptr) (uint32, error) {
 	switch command {
-	case getPIDs:
+	case drivers.GetPIDs:
 		p := (*struct {
 			kind, class, count uint32
-			pids               [mostPIDs]uint32
+			pids               [drivers.PIDsRoom]uint32
 		})(parameters)
 		for pid := range a {
 			p.pids[p.count] = pid
 			p.count++
 		}
-	case getPIDInfo:
+	case drivers.GetPIDInfo:
 		p := (*struct {
 			count uint32
-			infos [mostPIDInfos]pidInfo
+			infos [drivers.PIDInfosRoom]pidInfo
 		})(parameters)
 		for i := range p.infos[:p.count] {
 			info := a[p.infos[i].pid]
@@ -237,12 +239,12 @@ func (a accounts) control(_, _, command uint32, parameters unsafe.Pointer, _ uin
 			p.infos[i] = info
 		}
 	}
-	return statusOK, nil
+	return drivers.StatusOK, nil
 }
 
 func TestMemoryIsAccounted(t *testing.T) {
 	a := accounts{1: {owned: 10, private: 1}, 2: {owned: 5, duplicated: 3}, 9: {owned: 7, duplicated: 2}, 8: {}}
-	gpus := []gpu{{client: client{a, firstClient}, id: 1}, {client: client{a, firstClient}, id: 1}, {client: client{a, firstClient}, id: 2}}
+	gpus := []gpu{{client: client{a, drivers.FirstClient}, id: 1}, {client: client{a, drivers.FirstClient}, id: 1}, {client: client{a, drivers.FirstClient}, id: 2}}
 	one, two := &process{pid: 1, all: contents{gpus: gpus}}, &process{pid: 2}
 	others, err := account([]*process{one, two})
 	// Process 8 has nothing: it is one that asks.
@@ -300,7 +302,7 @@ func TestTheSecondLookIsShort(t *testing.T) {
 		if err := unix.Fstat(int(file.Fd()), &stat); err != nil {
 			t.Fatal(err)
 		}
-		clients[stat.Ino] = &fake{client: firstClient + number, objects: objects}
+		clients[stat.Ino] = &fake{client: drivers.FirstClient + number, objects: objects}
 		return clients[stat.Ino]
 	}
 	var asked atomic.Int64
@@ -313,7 +315,7 @@ func TestTheSecondLookIsShort(t *testing.T) {
 			return err.(unix.Errno)
 		}
 		a, of := (*controlArguments)(argument), asker(clients[stat.Ino])
-		if a.command == getPIDs || a.command == getPIDInfo {
+		if a.command == drivers.GetPIDs || a.command == drivers.GetPIDInfo {
 			of = account
 		}
 		status, err := of.control(a.client, a.object, a.command, a.parameters, uintptr(a.size))
@@ -336,11 +338,11 @@ func TestTheSecondLookIsShort(t *testing.T) {
 		return int(asked.Load())
 	}
 	const few = 8_000
-	objects := map[uint32]fakeObject{3: {class: classSubdevice, parent: 2}, 299_990: {class: classGPUMemory, size: mib}, 300_000: {class: classGPUMemory, size: 2 * mib}}
+	objects := map[uint32]fakeObject{3: {class: drivers.ClassSubdevice, parent: 2}, 299_990: {class: drivers.ClassGPUMemory, size: mib}, 300_000: {class: drivers.ClassGPUMemory, size: 2 * mib}}
 	for n := uint32(5000); n <= 250_000; n += 5000 {
 		objects[n] = fakeObject{class: 0x80}
 	}
-	open(mostClients, nil) // has no client
+	open(drivers.MostClients, nil) // has no client
 	open(5000, objects)
 	open(5050, map[uint32]fakeObject{}) // another library's
 
@@ -356,15 +358,15 @@ func TestTheSecondLookIsShort(t *testing.T) {
 		t.Errorf("%d questions where nothing has changed", n)
 	}
 	delete(objects, 299_990)
-	objects[300_500], objects[302_000] = fakeObject{class: classP2P}, fakeObject{class: classGPUMemory, size: 4 * mib}
+	objects[300_500], objects[302_000] = fakeObject{class: drivers.ClassP2P}, fakeObject{class: drivers.ClassGPUMemory, size: 4 * mib}
 	if n := look(ShortGap, Holdings{MemoryBytes: 6 * mib, PeerAccess: 1}); n > few {
 		t.Errorf("%d questions where the last objects are new", n)
 	}
-	open(5100, map[uint32]fakeObject{4: {class: classGPUMemory, size: mib}})
+	open(5100, map[uint32]fakeObject{4: {class: drivers.ClassGPUMemory, size: mib}})
 	if n := look(ShortGap, Holdings{MemoryBytes: 7 * mib, PeerAccess: 1}); n > 2*few {
 		t.Errorf("%d questions where a client is new", n)
 	}
-	objects[150] = fakeObject{class: classGPUMemory, size: 8 * mib}
+	objects[150] = fakeObject{class: drivers.ClassGPUMemory, size: 8 * mib}
 	look(ShortGap, Holdings{MemoryBytes: 15 * mib, PeerAccess: 1}) // the short look misses it
 	if n := look(ShortGap, Holdings{MemoryBytes: 15 * mib, PeerAccess: 1}); n > 2*few {
 		t.Errorf("%d questions after a search from the beginning", n)

@@ -6,6 +6,8 @@ import (
 	"slices"
 
 	"golang.org/x/sys/unix"
+
+	"cucriu/internal/drivers"
 )
 
 // Share is memory of the driver that two processes have. Who has imported it cannot be
@@ -157,19 +159,10 @@ func (p *process) search(gap int) {
 // incomplete reports whether not all of the process's GPU memory was found.
 func (p *process) incomplete() bool { return p.holdings.MemoryBytes < p.total }
 
-// The module counts the GPU memory of every process, and which part of it the process has
+// pidInfo is how the module counts the GPU memory of a process, and which part of it the process has
 // imported. What a process duplicates for itself is not counted as imported, nor what the
 // driver for unified memory duplicates. If the exporter has ended, its importer counts as the
 // owner.
-const (
-	getPIDs    = 0x2080018d // NV2080_CTRL_CMD_GPU_GET_PIDS
-	getPIDInfo = 0x2080018e // NV2080_CTRL_CMD_GPU_GET_PID_INFO
-	getGPU     = 0x20800142 // NV2080_CTRL_CMD_GPU_GET_ID
-
-	mostPIDs     = 950
-	mostPIDInfos = 200
-)
-
 type pidInfo struct {
 	pid, index, result, _           uint32
 	private, owned, duplicated      uint64
@@ -195,12 +188,12 @@ func account(processes []*process) (others []*process, err error) {
 	for _, g := range gpus {
 		users := &struct {
 			kind, class, count uint32
-			pids               [mostPIDs]uint32
-		}{class: classSubdevice}
-		if err := mustQuery(g, g.handle, g.subdevice, getPIDs, users); err != nil {
+			pids               [drivers.PIDsRoom]uint32
+		}{class: drivers.ClassSubdevice}
+		if err := mustQuery(g, g.handle, g.subdevice, drivers.GetPIDs, users); err != nil {
 			return nil, err
 		}
-		if users.count >= mostPIDs {
+		if users.count >= drivers.PIDsRoom {
 			return nil, fmt.Errorf("%w: GPU %#x has too many users", ErrUnknown, g.id)
 		}
 		for _, pid := range users.pids[:users.count] {
@@ -211,20 +204,20 @@ func account(processes []*process) (others []*process, err error) {
 		}
 	}
 	for _, g := range gpus {
-		for some := range slices.Chunk(slices.Concat(processes, others), mostPIDInfos) {
+		for some := range slices.Chunk(slices.Concat(processes, others), drivers.PIDInfosRoom) {
 			list := &struct {
 				count uint32
-				infos [mostPIDInfos]pidInfo
+				infos [drivers.PIDInfosRoom]pidInfo
 			}{count: uint32(len(some))}
 			for i, p := range some {
 				list.infos[i].pid = uint32(p.pid)
 			}
-			if err := mustQuery(g, g.handle, g.subdevice, getPIDInfo, list); err != nil {
+			if err := mustQuery(g, g.handle, g.subdevice, drivers.GetPIDInfo, list); err != nil {
 				return nil, err
 			}
 			for i, p := range some {
 				info := list.infos[i]
-				if info.result != statusOK {
+				if info.result != drivers.StatusOK {
 					return nil, fmt.Errorf("%w: memory of process %d: status %#x", ErrUnknown, p.pid, info.result)
 				}
 				p.total += info.private + info.owned + info.duplicated

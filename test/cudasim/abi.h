@@ -8,6 +8,8 @@
 #include <stddef.h>
 #include <stdint.h>
 
+#include "drivers.h"
+
 #define EXPORT __attribute__((visibility("default")))
 
 /* The real library has most entries under two names; both reach one body. */

@@ -290,7 +290,7 @@ static CUresult serve(const struct sim_command *c)
 static void *helper_thread(void *unused)
 {
 	(void)unused;
-	prctl(PR_SET_NAME, "cuda-EvtHandlr"); /* as the real ones are called */
+	prctl(PR_SET_NAME, SIM_EVENT_THREAD);
 	atomic_store(&helper.runs, true);
 	for (;;) {
 		while (sem_wait(&helper.asked) < 0)

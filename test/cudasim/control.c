@@ -217,7 +217,7 @@ EXPORT CUresult cuCheckpointProcessCheckpoint(int pid, CUcheckpointCheckpointArg
 EXPORT CUresult cuCheckpointProcessRestore(int pid, CUcheckpointRestoreArgs *args)
 {
 	struct sim_command c = {.op = OP_RESTORE};
-#if SIM_DRIVER < 580
+#if SIM_DRIVER < SIM_GPU_PAIRS
 	if (args && !all_zero(args, sizeof *args)) /* pairs came with CUDA 13.0 */
 		return CUDA_ERROR_INVALID_VALUE;
 #else

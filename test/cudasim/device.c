@@ -5,15 +5,13 @@
 
 #include "process.h"
 
-#ifndef SIM_DRIVER
-#error "SIM_DRIVER must be 550, 570 or 580"
-#endif
-
 EXPORT CUresult cuDriverGetVersion(int *version)
 {
 	if (!version)
 		return CUDA_ERROR_INVALID_VALUE;
-	*version = SIM_DRIVER >= 580 ? 13000 : SIM_DRIVER >= 570 ? 12080 : 12040;
+#define DRIVER(series, module, cuda) if (SIM_DRIVER == series) *version = cuda;
+	SIM_DRIVERS(DRIVER)
+#undef DRIVER
 	return CUDA_SUCCESS;
 }
 

@@ -35,13 +35,12 @@ struct sim_host {
 	char root[SIM_PATH];
 	char driver[32]; /* 580.159.04 */
 	char model[64];
-	uint64_t peer_limit; /* bytes: from this size on, an allocation that another GPU accesses does not come back */
+	/* Bytes: from this size on, an allocation that another GPU accesses does not come back. A test that wants to meet it
+	   with less memory gives the host a smaller one. */
+	uint64_t peer_limit;
 	int ngpus;
 	struct sim_gpu gpu[SIM_MAX_GPUS];
 };
-
-/* As measured. A test that wants to meet it with less memory gives the host a smaller one. */
-#define SIM_PEER_LIMIT (512ull << 20)
 
 /* Reads ROOT/cudasim.host; 0 or -errno. */
 int host_load(struct sim_host *h, const char *root);

@@ -22,7 +22,7 @@
 #include "held.h"
 #include "imports.h"
 
-enum { MOST = 2048, OTHERS = 16, CLIENT = 0xc1d00000, OBJECT = 0x5c000000, DEVICE = OBJECT + 2, SUBDEVICE = OBJECT + 3, PER_GPU = 9 };
+enum { MOST = 2048, OTHERS = 16, CLIENT = RM_FIRST_CLIENT, OBJECT = RM_FIRST_OBJECT, DEVICE = OBJECT + 2, SUBDEVICE = OBJECT + 3, PER_GPU = 9 };
 enum {
 	REST = OBJECT + 0x100, /* and one handle for each GPU */
 	P2P = REST + SIM_MAX_GPUS,
@@ -31,7 +31,7 @@ enum {
 	FABRIC = POOL + HELD_MOST, /* OTHERS each: itself, and one duplicate for each other GPU that has it */
 	MEMORY = FABRIC + OTHERS * HELD_MOST,
 };
-enum { OK = 0, INVALID_CLIENT = 0x23, NO_OBJECT = 0x57, NOT_SUPPORTED = 0x56 };
+enum { OK = RM_STATUS_OK, INVALID_CLIENT = RM_STATUS_INVALID_CLIENT, NO_OBJECT = 0x57, NOT_SUPPORTED = 0x56 };
 
 struct rm_control {
 	uint32_t client, object, command, flags;
@@ -111,21 +111,21 @@ static uint32_t handle_info(uint32_t client, uint32_t object, uint32_t index, ui
 	if (object == client) {
 		class = 0x41;
 	} else if (is_one(object, SUBDEVICE, PER_GPU * (uint32_t)asked.host.ngpus, &i) && i % PER_GPU == 0) {
-		class = 0x2080, gpu = i / PER_GPU;
+		class = RM_CLASS_SUBDEVICE, gpu = i / PER_GPU;
 	} else if (is_one(object, REST, (uint32_t)asked.host.ngpus, &i) && asked.rest[i]) {
-		class = 0x40, gpu = i;
+		class = RM_CLASS_GPU_MEMORY, gpu = i;
 	} else if (is_one(object, MEMORY, (uint32_t)asked.nmemory, &i)) {
-		class = 0x40, gpu = (uint32_t)asked.memory[i].gpu;
+		class = RM_CLASS_GPU_MEMORY, gpu = (uint32_t)asked.memory[i].gpu;
 	} else if (is_one(object, P2P, asked.held.peers, &i)) {
-		class = 0x503b;
+		class = RM_CLASS_P2P;
 	} else if (is_one(object, NUMA, 2 * asked.held.numa, &i)) {
-		class = 0x3e;
+		class = RM_CLASS_SYSTEM_MEMORY;
 	} else if (is_one(object, POOL, asked.held.pools, &i) || is_fabric(object, &i)) {
-		class = 0xf8;
+		class = RM_CLASS_FABRIC;
 	} else {
 		return NO_OBJECT;
 	}
-	*result = index == 2 ? class : DEVICE + gpu * PER_GPU;
+	*result = index == RM_HANDLE_CLASS ? class : DEVICE + gpu * PER_GPU;
 	return OK;
 }
 
@@ -184,34 +184,34 @@ static uint32_t control(uint32_t client, uint32_t object, uint32_t command, char
 	uint32_t i, gpu = (object - SUBDEVICE) / PER_GPU;
 	if (client != CLIENT + (uint32_t)asked.pid % 0x400)
 		return INVALID_CLIENT;
-	if (command == 0xd02)
+	if (command == RM_GET_HANDLE_INFO)
 		return handle_info(client, *(uint32_t *)p, *(uint32_t *)(p + 4), (uint64_t *)(p + 8));
 	bool rest = is_one(object, REST, (uint32_t)asked.host.ngpus, &i);
 	if (command >> 16 == 0x41 && !rest && !is_one(object, MEMORY, (uint32_t)asked.nmemory, &i))
 		return NO_OBJECT;
 	switch (command) {
-	case 0x410110:
-		if (*(uint32_t *)p != 1 || **(uint32_t **)(p + 8) != 7)
+	case RM_GET_SURFACE_INFO:
+		if (*(uint32_t *)p != 1 || **(uint32_t **)(p + 8) != RM_SURFACE_PAGES)
 			return NOT_SUPPORTED;
 		(*(uint32_t **)(p + 8))[1] = (uint32_t)((rest ? asked.rest[i] : asked.memory[i].size) >> 12);
 		return OK;
-	case 0x410103:
+	case RM_GET_ADDRESS:
 		memset(p, 0, 48);
 		*(uint64_t *)p = rest ? (uint64_t)asked.pid << 40 : address_of(&asked.memory[i]);
 		return OK;
-	case 0xf80101:
-		*(uint32_t *)(p + 16) = is_one(object, POOL, asked.held.pools, &i); /* flexible */
+	case RM_GET_FABRIC_INFO:
+		*(uint32_t *)(p + 16) = is_one(object, POOL, asked.held.pools, &i) ? RM_FLEXIBLE : 0;
 		*(uint64_t *)p = is_fabric(object, &i) ? asked.held.fabric[i].size : 0;
 		return OK;
-	case 0xd07:
+	case RM_ARE_DUPLICATES:
 		p[8] = duplicates(*(uint32_t *)p, *(uint32_t *)(p + 4));
 		return OK;
-	case 0x20800142:
+	case RM_GET_GPU:
 		*(uint32_t *)p = gpu + 1;
 		return OK;
-	case 0x2080018d:
-		return list_pids((uint32_t *)(p + 8), (uint32_t *)(p + 12), 950);
-	case 0x2080018e:
+	case RM_GET_PIDS:
+		return list_pids((uint32_t *)(p + 8), (uint32_t *)(p + 12), RM_PIDS_ROOM);
+	case RM_GET_PID_INFO:
 		return pid_infos((int)gpu, (struct pid_info *)(p + 8), *(uint32_t *)p);
 	}
 	return NOT_SUPPORTED;
@@ -242,7 +242,7 @@ EXPORT long cudasim_ioctl(int fd, unsigned long request, void *argument)
 			read_file(path, mode, sizeof mode);
 			asked.silent = !strncmp(mode, "silent", 6);
 		}
-		if (request != 0xc020462a || asked.pid <= 0 || asked.silent)
+		if (request != RM_CONTROL || asked.pid <= 0 || asked.silent)
 			err = ENOTTY;
 	}
 	if (!err)

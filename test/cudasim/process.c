@@ -166,7 +166,7 @@ static void *map_device(const struct sim_process *p)
 int sim_hold(struct sim_process *p)
 {
 	char path[SIM_FULLPATH];
-	host_path(&p->host, path, "dev/nvidiactl");
+	host_path(&p->host, path, "dev/" SIM_CONTROL_NODE);
 	int fd = move_high(open(path, O_RDWR | O_CLOEXEC));
 	if (fd < 0) {
 		sim_log("%s: %s", path, strerror(-fd));
@@ -277,7 +277,7 @@ static int listen_for_peers(void)
 	if (stat("/proc/self/ns/pid", &namespace) < 0)
 		return -errno;
 	struct sockaddr_un name = {.sun_family = AF_UNIX};
-	int length = snprintf(name.sun_path + 1, sizeof name.sun_path - 1, "cuda-uvmfd-%lu-%d", (unsigned long)namespace.st_ino, getpid());
+	int length = snprintf(name.sun_path + 1, sizeof name.sun_path - 1, SIM_SOCKET_PREFIX "%lu-%d", (unsigned long)namespace.st_ino, getpid());
 	int fd = move_high(socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0));
 	if (fd < 0)
 		return fd;

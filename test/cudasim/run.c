@@ -13,15 +13,21 @@
 #include "mkhost.h"
 
 static const struct { const char *series, *version; } drivers[] = {
-	{"550", "550.163.01"}, /* no checkpoint API */
-	{"570", "570.211.01"}, /* CUDA 12.8: the API, without gpuPairs */
-	{"580", "580.159.04"}, /* CUDA 13.0 */
+#define DRIVER(series, module, cuda) {#series, module},
+	SIM_DRIVERS(DRIVER)
+#undef DRIVER
 };
+
+#define TEXT(word) #word
+#define TEXT_OF(macro) TEXT(macro)
+#define DEFAULT TEXT_OF(SIM_DEFAULT)
+#define DRIVER(series, module, cuda) " " #series
+#define KNOWN SIM_DRIVERS(DRIVER)
 
 static void usage(FILE *to)
 {
 	fputs("usage: cudasim-run [--root DIR] [--gpus N] [--mib-per-gpu M] [--uuid-seed S]\n"
-	      "                   [--model NAME] [--driver 550|570|580] [--] [COMMAND...]\n"
+	      "                   [--model NAME] [--driver SERIES] [--] [COMMAND...]\n"
 	      "\n"
 	      "Makes a simulated NVIDIA host, or joins the one at DIR, sets the environment for it\n"
 	      "and executes COMMAND. Without COMMAND prints that environment for a shell to eval.\n"
@@ -34,7 +40,7 @@ static void usage(FILE *to)
 	      "                    does not come back from a checkpoint (default 512, as measured)\n"
 	      "  --uuid-seed S     the same S gives the same UUIDs (default: random)\n"
 	      "  --model NAME      default \"NVIDIA H200\"\n"
-	      "  --driver SERIES   driver to simulate (default: $CUDASIM_DRIVER, else 580)\n", to);
+	      "  --driver SERIES   driver to simulate (default: $CUDASIM_DRIVER, else " DEFAULT "), one of" KNOWN "\n", to);
 }
 
 static void die(const char *message, const char *value)
@@ -60,7 +66,7 @@ static const char *driver_version(const char *series)
 	for (size_t i = 0; i < sizeof drivers / sizeof *drivers; i++)
 		if (!strcmp(drivers[i].series, series))
 			return drivers[i].version;
-	die("unknown driver series (550, 570 or 580)", series);
+	die("unknown driver series (one of" KNOWN ")", series);
 	return NULL;
 }
 
@@ -100,7 +106,7 @@ static char *library_dir(const char *driver)
 	self[n] = 0;
 	*strrchr(self, '/') = 0;
 	memcpy(series, driver, 3);
-	char *dir = !strcmp(series, "580") ? joined("%s%s", self, "") : joined("%s/%s", self, series);
+	char *dir = !strcmp(series, DEFAULT) ? joined("%s%s", self, "") : joined("%s/%s", self, series);
 	char *library = joined("%s/%s", dir, "libcuda.so.1");
 	if (access(library, R_OK))
 		die("no simulated driver: run make -C test/cudasim", library);
@@ -182,7 +188,7 @@ int main(int argc, char **argv)
 	if (!plan.model)
 		plan.model = "NVIDIA H200";
 	if (!plan.driver)
-		plan.driver = driver_version("580");
+		plan.driver = driver_version(DEFAULT);
 	bool made;
 	if (host_make(root, &plan, &made))
 		return 2;

@@ -37,7 +37,7 @@ var layers = [][]string{
 	{"internal/first", "internal/guest", "internal/pagemap", "internal/proc"},
 	{"internal/durable"},
 	{"hooks/preflight", "internal/fault", "internal/jobs/life", "internal/migrate/commit", "internal/migrate/predict", "internal/jsonlines", "internal/testenv/quick", "internal/testenv/reaper", "internal/self", "internal/units", "internal/version"},
-	{"internal/quote"},
+	{"internal/drivers", "internal/quote"},
 }
 
 func layerOf(name string) int {

@@ -1,12 +1,8 @@
-package engine
+package drivers
 
-import (
-	"golang.org/x/sys/unix"
+import "golang.org/x/sys/unix"
 
-	"cucriu/internal/inject"
-)
-
-var callsOfDriverHere = []inject.Call{
+var callsHere = []Call{
 	{Number: unix.SYS_FSTATAT},
 	{Number: unix.SYS_PPOLL},
 	{Number: unix.SYS_FACCESSAT},
