@@ -5,6 +5,8 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"slices"
+	"strconv"
 	"sync"
 	"time"
 
@@ -12,6 +14,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"cucriu/internal/jobs/sandbox"
+	"cucriu/internal/proc"
 )
 
 // console joins our terminal to the one that the job has of its own. Keys go there as they are, so
@@ -90,6 +93,51 @@ func (c *console) resize() {
 	if size, err := unix.IoctlGetWinsize(int(c.ours.Fd()), unix.TIOCGWINSZ); err == nil {
 		_ = unix.IoctlSetWinsize(int(c.jobs.Fd()), unix.TIOCSWINSZ, size)
 	}
+}
+
+// leadsInto reports whether what is written to a stream is appended to a file: the stream is that file, or a pipe to a
+// program that has it open, such as tee. What another program behind that one does is not known.
+func leadsInto(stream io.Writer, path string) bool {
+	f, isFile := stream.(*os.File)
+	if !isFile {
+		return false
+	}
+	at, err := f.Stat()
+	file, fileErr := os.Stat(path)
+	if err != nil || fileErr != nil {
+		return false
+	}
+	if at.Mode()&os.ModeNamedPipe == 0 {
+		return os.SameFile(at, file)
+	}
+	var pipe string
+	err = proc.Use(f, func(fd int) (err error) {
+		pipe, err = os.Readlink(fmt.Sprintf("/proc/self/fd/%d", fd))
+		return err
+	})
+	pids, _ := proc.All()
+	return err == nil && slices.ContainsFunc(pids, func(pid int) bool { return copies(pid, pipe, file) })
+}
+
+// copies reports whether a process can read a pipe, and write to a file.
+func copies(pid int, pipe string, file os.FileInfo) bool {
+	open, _ := proc.Descriptors(pid) // it may have ended
+	reads, writes := false, false
+	for fd, link := range open {
+		if !reads && link == pipe {
+			info, _ := proc.ReadDescriptor(pid, strconv.Itoa(fd))
+			reads, _ = info.Access()
+		}
+	}
+	for fd := range open {
+		if reads && !writes {
+			other, err := os.Stat(fmt.Sprintf("/proc/%d/fd/%d", pid, fd))
+			info, _ := proc.ReadDescriptor(pid, strconv.Itoa(fd))
+			_, writes = info.Access()
+			writes = writes && err == nil && os.SameFile(other, file)
+		}
+	}
+	return reads && writes
 }
 
 // follower copies what is appended to the job's output file.

@@ -6,6 +6,7 @@ import (
 	"encoding/hex"
 	"errors"
 	"fmt"
+	"io"
 	"os"
 	"path/filepath"
 	"slices"
@@ -156,7 +157,12 @@ func Run(ctx context.Context, hook *hooks.Hook, o Options, signals *job.Signals)
 		return 0, err
 	}
 	c.status.shown = c.metrics.show
-	tail, err := followOutput(c.outputPath(), o.Output)
+	shown := o.Output
+	if leadsInto(shown, c.outputPath()) { // else what is shown would be output once more, and shown again
+		c.say(fmt.Sprintf("warning: standard output leads into %s itself, so the job's output is not shown", c.outputPath()))
+		shown = io.Discard
+	}
+	tail, err := followOutput(c.outputPath(), shown)
 	if err != nil {
 		return 0, err
 	}

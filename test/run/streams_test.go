@@ -126,3 +126,31 @@ func TestCtrlZStopsTheCommandAndNotTheJob(t *testing.T) {
 		w.finish(r)
 	})
 }
+
+// TestOutputIsNotShownToItself: a job whose output.log is the standard output of cucriu run, as of a service that appends
+// to it, has each line once.
+func TestOutputIsNotShownToItself(t *testing.T) {
+	testenv.Simulated(t, func(t *testing.T) {
+		w := newWorld(t)
+		w.flags = []string{"--every", "0"}
+		r := w.run()
+		w.ticks(3)
+		r.signal(unix.SIGTERM)
+		r.ends(requeue)
+		log := filepath.Join(w.dir, "output.log")
+		output, err := os.OpenFile(log, os.O_WRONLY|os.O_APPEND, 0)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer output.Close()
+		cmd := w.host.CucriuCommand("run", "--dir", w.dir)
+		cmd.Stdout = output
+		r = w.start(cmd, nil)
+		r.resumed("")
+		r.says("standard output leads into " + log + " itself, so the job's output is not shown")
+		w.finish(r)
+		if again := inOrder(t, w); again > 0 {
+			t.Errorf("%d lines are there more than once", again)
+		}
+	})
+}
