@@ -57,7 +57,8 @@ func writeProcesses(out io.Writer, index gpuIndex, processes []checkpoint.CUDAPr
 }
 
 // withProcesses is [withHook] for a command that works on processes. It refuses those that only the
-// supervisor of their long job can work on: the job is paused, or they are the supervisor itself.
+// supervisor of their long job can work on: the job is paused, they are the supervisor itself, or they are to be suspended,
+// which would be in the way of the job's checkpoints.
 func withProcesses(pids *[]int, run func(*cobra.Command, *hooks.Hook, []string) error) func(*cobra.Command, []string) error {
 	return withHook(func(cmd *cobra.Command, hook *hooks.Hook, args []string) error {
 		for _, pid := range *pids {
@@ -66,7 +67,9 @@ func withProcesses(pids *[]int, run func(*cobra.Command, *hooks.Hook, []string) 
 			case err != nil || l == nil:
 			case l.State == jobs.StatePaused:
 				return preflight.AsRefusal(fmt.Errorf("process %d %s: cucriu jobs resume %s", pid, meaning, l.Name))
-			case l.PID == pid:
+			case cmd.Name() == "suspend" && l.PID == 0:
+				return preflight.AsRefusal(fmt.Errorf("process %d %s, which has no supervisor: cucriu run --dir %s, and then cucriu jobs pause %s", pid, meaning, l.Dir, l.Name))
+			case l.PID == pid || cmd.Name() == "suspend":
 				return preflight.AsRefusal(fmt.Errorf("process %d %s: cucriu jobs pause %s frees its GPUs; cucriu status lists its CUDA processes", pid, meaning, l.Name))
 			}
 		}

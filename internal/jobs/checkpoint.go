@@ -50,7 +50,10 @@ func (s *checkpointer) checkpoint(ctx context.Context, reason string) (store.Che
 	if reason != onSchedule || s.untried == mostUntried {
 		had = 0
 	}
-	err := preflight.AsRefusal(s.store.CheckRoom(had))
+	err := s.refuseSuspended()
+	if err == nil {
+		err = preflight.AsRefusal(s.store.CheckRoom(had))
+	}
 	s.untried++
 	var c store.Checkpoint
 	if err == nil {
@@ -78,7 +81,11 @@ func (s *checkpointer) checkpoint(ctx context.Context, reason string) (store.Che
 // at a preemption.
 func (s *checkpointer) last(ctx context.Context, reason, request string) (store.Checkpoint, error) {
 	defer s.killPatiently(ctx)()
-	c, err := s.makeCheckpoint(ctx, reason, true)
+	var c store.Checkpoint
+	err := s.resumeSuspended(ctx)
+	if err == nil {
+		c, err = s.makeCheckpoint(ctx, reason, true)
+	}
 	if err == nil {
 		s.tellCheckpoint(c)
 		return c, nil
@@ -102,6 +109,9 @@ const lookAfter = time.Minute
 
 // look finds out, long before the first checkpoint, whether the job can be dumped.
 func (s *checkpointer) look(ctx context.Context) {
+	if s.refuseSuspended() != nil { // which the state says, and not the job
+		return
+	}
 	_, err := s.ask(ctx, inside.Request{Op: inside.Check, Root: s.sandbox.Root, Files: s.files()})
 	if err != nil && ctx.Err() == nil && s.root != nil && s.root.Alive() {
 		s.tell(Event{Event: EventFailed, Message: fmt.Sprintf("the job runs, but in its current state it could not be checkpointed: %v", err)})

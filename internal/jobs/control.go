@@ -236,14 +236,18 @@ func (c *control) result(e event, over bool) (a Answer, err error) {
 		}
 		return a, e.err
 	}
-	what := "was not stopped, and keeps running"
+	stays := "keeps running"
+	if held, _ := c.suspended(); len(held) > 0 {
+		stays = "stays suspended"
+	}
+	what := "was not stopped, and " + stays
 	switch {
 	case e.of == life.EndSandbox: // all of it is gone
 		return Answer{Message: sayCheckpoint(c.made), Checkpoint: c.made.Name}, errors.Join(c.lastErr, e.err)
 	case over: // its image is whole, and is not yet a checkpoint
 		return a, e.err
 	case c.asked.Op == life.AskMove:
-		what = "did not move, and keeps running here"
+		what = "did not move, and " + stays + " here"
 	}
 	return a, fmt.Errorf("%s %s: %w", c.name, what, e.err)
 }
@@ -263,6 +267,9 @@ func (c *control) refusal(at life.State, peer string, cause error) error {
 	case op == life.AskPause:
 		why = "%s is already paused: resume it with cucriu jobs resume %[1]s"
 	case op == life.AskResume:
+		if suspended := c.refuseSuspended(); suspended != nil {
+			return preflight.AsRefusal(fmt.Errorf("%s is not paused: %w", c.name, suspended))
+		}
 		why = "%s is not paused"
 	}
 	return preflight.AsRefusal(fmt.Errorf(why, c.name))

@@ -12,7 +12,6 @@ import (
 	"sync"
 	"time"
 
-	"cucriu/hooks/checkpoint"
 	"cucriu/internal/durable"
 	"cucriu/internal/image"
 	"cucriu/internal/jobs/inside"
@@ -32,7 +31,7 @@ const (
 	StateRunning    State = "running"
 	StateCheckpoint State = "checkpoint" // one is being made
 	StatePaused     State = "paused"
-	StateSuspended  State = "suspended" // by cucriu suspend
+	StateSuspended  State = "suspended" // by another program: see [suspendedIn]
 	StatePreempted  State = "preempted" // it leaves this host, or has left it
 	StateStopped    State = "stopped by user"
 	StateFinished   State = "finished" // with exit status 0
@@ -169,18 +168,14 @@ func (l *Local) settle() {
 
 // noteSuspended finds the jobs of which somebody has suspended a process.
 func noteSuspended(runDir string, all []Local) {
-	sessions, _ := checkpoint.Sessions(runDir)
+	sessions, _ := journal.List(runDir)
 	for i := range all {
 		l := &all[i]
 		if l.Init == nil || l.State != StateRunning && l.State != StateUnattended {
 			continue
 		}
-		tree, _ := proc.Tree(l.Init.PID)
-		for _, s := range sessions {
-			isOurs := func(pid int) bool { return slices.Contains(tree, pid) }
-			if s.Suspended() && slices.ContainsFunc(s.PIDs(), isOurs) {
-				l.State = StateSuspended
-			}
+		if len(suspendedIn(sessions, l.Init.PID)) > 0 {
+			l.State = StateSuspended
 		}
 	}
 }

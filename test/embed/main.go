@@ -1,5 +1,5 @@
 // Command embed is a program of another module that dumps and restores jobs with GPU state:
-// embed dump PID DIR, embed restore DIR. The watcher is the installed cucriu-hook.
+// embed dump PID DIR, embed restore DIR, embed suspend PID. The watcher is the installed cucriu-hook.
 package main
 
 import (
@@ -38,6 +38,10 @@ func run(ctx context.Context, verb string, args []string) error {
 	}
 	pid, err := strconv.Atoi(args[0])
 	if err != nil {
+		return err
+	}
+	if verb == "suspend" {
+		_, err = checkpoint.Suspend(ctx, hook, []int{pid})
 		return err
 	}
 	options.RPC.Pid = proto.Int32(int32(pid))

@@ -277,6 +277,7 @@ func TestAPausedJobStandsStill(t *testing.T) {
 			a.cucriu(3, "belongs to the long job train", "check", "-t", strconv.Itoa(pid))
 		}
 		a.cucriu(3, "cucriu jobs pause train frees its GPUs", "suspend", "-p", strconv.Itoa(a.super.Process.Pid))
+		a.cucriu(3, "belongs to the long job train: cucriu jobs pause train frees its GPUs", "suspend", "-p", pid)
 		a.cucriu(0, "train is paused", "jobs", "pause", "train")
 		a.is("paused")
 		a.standsStill()

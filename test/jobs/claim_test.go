@@ -1,8 +1,10 @@
 package jobs
 
 import (
+	"os/exec"
 	"path/filepath"
 	"strconv"
+	"strings"
 	"testing"
 
 	"cucriu/internal/proc"
@@ -37,19 +39,24 @@ func TestAProcessHasOneSessionWhoeverLooks(t *testing.T) {
 					t.Fatal(tree, err)
 				}
 				root := strconv.Itoa(tree[2]) // below the sandbox's first process and the job's
-				args := map[string][]string{"jobs checkpoint": {"jobs", "checkpoint", "train"}, "suspend": {"suspend", "-p", root}}
-				first := a.CucriuCommand(args[test.first]...)
+				command := map[string]func() *exec.Cmd{
+					"jobs checkpoint": func() *exec.Cmd { return a.CucriuCommand("jobs", "checkpoint", "train") },
+					"suspend":         func() *exec.Cmd { return a.suspend(root) },
+				}
+				first := command[test.first]()
 				if err := first.Start(); err != nil {
 					t.Fatal(err)
 				}
 				testenv.Eventually(t, testenv.Soon, "the first has begun", func() bool { return testenv.Exists(filepath.Join(marks, "reached")) })
-				a.cucriu(3, conflict, args[test.second]...)
+				if out, err := command[test.second]().CombinedOutput(); err == nil || !strings.Contains(string(out), conflict) {
+					t.Fatalf("%v, want %q in\n%s", err, conflict, out)
+				}
 				testenv.WriteFile(t, filepath.Join(marks, "go"), "")
 				if err := first.Wait(); err != nil {
 					t.Fatal(err)
 				}
 				if test.first == "suspend" {
-					a.cucriu(3, conflict, args[test.second]...)
+					a.cucriu(3, "resume it with cucriu resume -p "+root, "jobs", "checkpoint", "train")
 					a.cucriu(0, "", "resume", "-p", root)
 				} else {
 					a.cucriu(0, "", "jobs", "pause", "train")

@@ -41,7 +41,7 @@ func TestEachStateHasItsName(t *testing.T) {
 		a.cucriu(0, "", "jobs", "resume", "train")
 
 		pid := strconv.Itoa(a.cudaPID())
-		a.cucriu(0, "", "suspend", "-p", pid)
+		a.suspends(pid)
 		a.is("suspended")
 		a.cucriu(0, " suspended ", "jobs", "list")
 		a.cucriu(0, "", "resume", "-p", pid)
