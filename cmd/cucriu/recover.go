@@ -59,7 +59,7 @@ At the source of a long job, if the destination is gone permanently:
 			})
 			return errors.Join(err, warned(show(cmd, recovered, func(out io.Writer) {
 				if len(lines) == 0 && err == nil {
-					lines = slices.Concat([]string{"nothing to recover"}, leftOpen(hook.Config.RunDir), leftLocked(cmd.Context(), hook))
+					lines = slices.Concat([]string{"nothing to recover"}, leftOpen(hook.Config.RunDir), leftBehind(cmd.Context(), hook))
 				}
 				_, _ = io.WriteString(out, strings.Join(append(lines, ""), "\n"))
 			})))
@@ -93,10 +93,13 @@ func leftOpen(runDir string) (lines []string) {
 	return lines
 }
 
-// leftLocked says which CUDA processes are locked by no session, and hang for that.
-func leftLocked(ctx context.Context, hook *hooks.Hook) (lines []string) {
+// leftBehind says which CUDA processes are locked by no session or were restored without the hook, and hang for that.
+func leftBehind(ctx context.Context, hook *hooks.Hook) (lines []string) {
 	processes, _ := checkpoint.Processes(ctx, hook) // without a driver none is locked
 	for _, p := range processes {
+		if p.Unhooked {
+			lines = append(lines, p.Note)
+		}
 		if p.State == cudackpt.StateLocked.String() {
 			lines = append(lines, fmt.Sprintf("process %d (%s) is locked: %s", p.PID, p.Name, inspect.StateRemedy(p.PID, cudackpt.StateLocked)))
 		}

@@ -17,6 +17,7 @@ import (
 	"cucriu/internal/inspect"
 	"cucriu/internal/journal"
 	"cucriu/internal/proc"
+	"cucriu/internal/session"
 )
 
 // CUDAProcess is a CUDA process as an operator sees it.
@@ -28,6 +29,9 @@ type CUDAProcess struct {
 	// unknown, or that the process is stopped.
 	State string `json:"state"`
 	Note  string `json:"note,omitempty"`
+	// Unhooked says that criu has restored the process without cucriu-hook, so that it never runs. Note says what brings
+	// the job back.
+	Unhooked bool `json:"unhooked,omitempty"`
 	// GPUs are the GPUs that the process can see.
 	GPUs []cudackpt.GPU `json:"gpus"`
 	// MemoryBytes is what the process holds on each GPU now: nothing while it is checkpointed.
@@ -77,6 +81,9 @@ func Processes(ctx context.Context, hook *hooks.Hook) ([]CUDAProcess, error) {
 			if s, err := sessionOfProcess(hook.Config.RunDir, p.PID); err == nil && s != nil && s.Suspended() {
 				p.State = suspendedState
 			}
+		}
+		if err := session.Unhooked(hook.Config.RunDir, p.PID); err != nil {
+			p.Unhooked, p.Note = true, err.Error()
 		}
 		processes = append(processes, *p)
 	}

@@ -10,6 +10,7 @@ import (
 
 	"cucriu/cudackpt"
 	"cucriu/hooks/preflight"
+	"cucriu/internal/inject"
 	"cucriu/internal/nvrm"
 	"cucriu/internal/proc"
 	"cucriu/internal/units"
@@ -162,6 +163,10 @@ func StateRemedy(pid int, state cudackpt.State) string {
 	case cudackpt.StateLocked:
 		return fmt.Sprintf("cucriu unlock -p %d lets it run again; if another tool is working on it, wait for that", pid)
 	case cudackpt.StateCheckpointed:
+		if parked, err := inject.LooksParked(pid); err == nil && parked { // by cucriu, and --force is of no use
+			return fmt.Sprintf("resume it with the CUCRIU_RUN_DIR with which it was suspended; "+
+				"if criu has restored it without cucriu-hook, it can never run: kill -9 %d, and restore its image with cucriu restore", pid)
+		}
 		return fmt.Sprintf("resume it with the tool that did it, or with the CUCRIU_RUN_DIR with which it was suspended; otherwise free its GPUs, and try cucriu resume -p %d --force", pid)
 	case cudackpt.StateFailed:
 		return "the driver cannot restore it: end it, and restore it from an image"

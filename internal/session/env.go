@@ -138,8 +138,16 @@ func (env *Env) SessionFindings(root int) (preflight.Findings, error) {
 		return nil, err
 	}
 	other, err := journal.FindOpen(runDir, proc.Ident{}, members)
-	if err != nil || other == nil {
+	if err != nil {
 		return nil, err
+	}
+	if other == nil {
+		for _, m := range members {
+			if err := Unhooked(runDir, m.PID); err != nil {
+				return preflight.Findings{preflight.Found(preflight.FindingSession, err)}, nil
+			}
+		}
+		return nil, nil
 	}
 	f := preflight.Found(preflight.FindingSession, other.Conflict())
 	if !other.Suspended() && !other.EndsJob() {

@@ -34,6 +34,16 @@ func TestWithoutTheHookTheThreadsWait(t *testing.T) {
 		if parked, err := inject.LooksParked(job.PID); err != nil || !parked {
 			t.Errorf("parked %t: %v", parked, err)
 		}
+		// What brings it back is said, whichever command is tried.
+		says := fmt.Sprintf("process %d was restored from %s without cucriu-hook, and can never run", job.PID, images)
+		remedy := fmt.Sprintf("kill -9 %d, then cucriu restore -D %s", job.PID, images)
+		for _, args := range [][]string{
+			{"recover"}, {"status"}, {"resume", "-p", job.Root()}, {"resume", "-p", job.Root(), "--force"}, {"check", "-t", job.Root()}, {"dump", "-t", job.Root(), "-D", images + "2"},
+		} {
+			if out, _ := host.Cucriu(args...); !strings.Contains(out, says) || !strings.Contains(out, remedy) {
+				t.Errorf("cucriu %v does not say %q and %q:\n%s", args, says, remedy, out)
+			}
+		}
 		job.Kill()
 	})
 }
