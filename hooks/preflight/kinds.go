@@ -148,7 +148,7 @@ var topics = []Topic{
 		{FindingNoGPU, refuses, "a CUDA process sees no GPU device file, or a GPU that is not initialized", "make the /dev/nvidia* nodes of its GPUs visible in its mount namespace", !forced},
 		{FindingMismatch, refuses, "a process has a different libcuda mapped than the one that cucriu would use, as with `cuda-compat` in a container", "name the job's library in driver.library of the configuration", !forced},
 		{FindingCUDAState, refuses, "a CUDA process is locked, checkpointed or failed, and not because of cucriu: `cucriu unlock` for a locked one, the tool that did it or `cucriu resume --force` for a checkpointed one, an image for a failed one. Or the driver does not report its state", "look for Xid messages in the kernel log (dmesg)", !forced},
-		{FindingTraced, refuses, "a debugger traces a process or thread", "detach it before the dump", !forced},
+		{FindingTraced, refuses, "a debugger traces a process or thread", "detach it first", !forced},
 		{FindingCriuInside, refuses, "CRIU, or the program that would start it, is part of the tree", "start the dump from outside the tree, or dump a part of the tree that it is not in", !forced},
 		{FindingIOURing, refuses, "a process has an io_uring: [more](#io-uring)", "start the job with cucriu run --no-checkpoints: libraries do without an io_uring then", forced},
 		{FindingUnsupportedFile, refuses, "an open or mapped file of a kind that CRIU cannot dump: [more](#unsupported-file)", "let the job close it, or run it without", forced},

@@ -10,6 +10,7 @@ import (
 	"slices"
 	"time"
 
+	"cucriu/internal/fault"
 	"cucriu/internal/inject"
 	"cucriu/internal/journal"
 	"cucriu/internal/proc"
@@ -145,10 +146,13 @@ func (t *Target) requireHeld() error {
 		return nil
 	}
 	stopped, err := proc.Stopped(t.PID)
-	if err == nil && !stopped {
-		err = fmt.Errorf("%v: %w, and it could not be parked: make sure that nothing sends it SIGCONT, and dump again", t.Process, inject.ErrNotStopped)
+	if err != nil || stopped {
+		return err
 	}
-	return err
+	if status, err := proc.ReadStatus(t.PID); err == nil && status.TracerPID != 0 {
+		return fault.Because(inject.ErrNotStopped, fmt.Sprintf("%v is traced by process %d (a debugger?), so that it could not be parked", t.Process, status.TracerPID), "detach it, and try again")
+	}
+	return fmt.Errorf("%v: %w, and it could not be parked: make sure that nothing sends it SIGCONT, and try again", t.Process, inject.ErrNotStopped)
 }
 
 // parkUnparked parks the processes that are not parked yet: their image was made without parking, or

@@ -160,6 +160,13 @@ func Named(ctx context.Context, driver *cudackpt.Driver, processes []Process) (p
 		return nil, err
 	}
 	losses, err := Losses(driver, processes, isServed)
+	for i := range processes { // else it could not be parked
+		pid := processes[i].PID
+		threads, _ := proc.Threads(pid) // of one that ends, none is traced
+		(&look{pid: pid, threads: threads}).traced(func(message, remedy string) {
+			losses = append(losses, processes[i].about(preflight.New(preflight.FindingTraced, message, remedy)))
+		})
+	}
 	return slices.Concat(DifferentGPUs(processes), losses, wayBackFindings(ctx, driver, processes), neighborFindings(ctx, driver, processes)), err
 }
 

@@ -27,7 +27,7 @@ func (l *look) traced(found found) {
 		if tid != l.pid {
 			of = "has a thread, " + strconv.Itoa(tid) + ", that is"
 		}
-		found(of+" traced by "+processName(status.TracerPID)+" (a debugger?), and criu must trace it itself", "")
+		found(of+" traced by "+processName(status.TracerPID)+" (a debugger?), and a dump or suspend must trace it itself", "")
 		return
 	}
 }

@@ -38,6 +38,10 @@ func TestATracedThreadThatIsNotTheLeaderIsFoundBeforehand(t *testing.T) {
 		if !strings.Contains(found.Message, strconv.Itoa(last)) {
 			t.Errorf("thread %d is not named: %v", last, found)
 		}
+		says := "traced: process " + job.Root()
+		if out, err := host.Cucriu("suspend", "-p", job.Root()); err == nil || !strings.Contains(out, says) || !strings.Contains(out, "detach it first") {
+			t.Errorf("suspend: %v, want %q in\n%s", err, says, out)
+		}
 	})
 }
 
