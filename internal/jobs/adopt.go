@@ -7,6 +7,7 @@ import (
 	"os"
 	"os/user"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -14,6 +15,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"cucriu/hooks/checkpoint"
+	"cucriu/internal/fault"
 	"cucriu/internal/inspect"
 	"cucriu/internal/jobs/files"
 	"cucriu/internal/jobs/sandbox"
@@ -131,8 +133,18 @@ func checkNamespaces(pid int) error {
 			other = append(other, kind)
 		}
 	}
-	if len(other) == 0 {
+	return refuseNamespaces(pid, other)
+}
+
+// refuseNamespaces refuses a process that has such namespaces of its own. criu gives a time namespace to all that it
+// restores, and would give another one to what it restores in a sandbox, which has one.
+func refuseNamespaces(pid int, kinds []string) error {
+	switch {
+	case len(kinds) == 0:
 		return nil
+	case slices.Equal(kinds, []string{"time"}):
+		return fault.New(fmt.Sprintf("process %d has a time namespace of its own, as criu gives to what it restores, and cannot be adopted", pid),
+			"cucriu dump makes a checkpoint of it; to make it a long job, end it, and start it with cucriu run")
 	}
-	return fmt.Errorf("process %d has namespaces of its own (%s), as in a container: run cucriu there, or have the container engine make the checkpoint", pid, strings.Join(other, ", "))
+	return fmt.Errorf("process %d has namespaces of its own (%s), as in a container: run cucriu there, or have the container engine make the checkpoint", pid, strings.Join(kinds, ", "))
 }
