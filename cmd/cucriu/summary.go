@@ -73,7 +73,10 @@ func (s summary) String() string {
 		state = ", it was left alive and has ended since"
 	}
 	if s.Verb == "restore" {
-		fmt.Fprintf(&text, "restored process %d from %s: %s\n", s.RootPID, s.ImagesDir, what)
+		if state = ""; s.Outcome == "running" && s.stopped {
+			state = fmt.Sprintf(", stopped as at the dump (kill -CONT %d continues it)", s.RootPID)
+		}
+		fmt.Fprintf(&text, "restored process %d from %s%s: %s\n", s.RootPID, s.ImagesDir, state, what)
 	} else {
 		fmt.Fprintf(&text, "dumped process %d into %s%s: %s\n", s.RootPID, s.ImagesDir, state, what)
 	}
