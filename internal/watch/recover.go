@@ -79,6 +79,16 @@ func atWork(s *journal.Record, who string) *AtWorkError {
 	if s.Stuck {
 		return &AtWorkError{text: "its watcher keeps trying: " + strings.TrimPrefix(s.Message, session.StuckPrefix)}
 	}
+	working := s.Owners()
+	if s.Client != nil {
+		working = append(working, *s.Client)
+	}
+	for _, id := range working { // one that is stopped never comes to its end
+		if stopped, err := proc.Stopped(id.PID); err == nil && stopped && id.Alive() {
+			status, _ := proc.ReadStatus(id.PID)
+			return &AtWorkError{text: fmt.Sprintf("process %d (%s), which is working on it (step %s), is stopped: kill -CONT %[1]d", id.PID, status.Name, s.Step)}
+		}
+	}
 	return &AtWorkError{text: fmt.Sprintf("%s is working on it (step %s): wait for it, then run cucriu recover again", who, s.Step)}
 }
 
