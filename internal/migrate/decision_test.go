@@ -7,14 +7,17 @@ import (
 	"path/filepath"
 	"slices"
 	"testing"
+	"time"
 
 	"golang.org/x/sys/unix"
 
 	"cucriu/hooks"
 	"cucriu/hooks/config"
 	"cucriu/internal/jobs"
+	"cucriu/internal/jobs/store"
 	"cucriu/internal/journal"
 	"cucriu/internal/migrate/commit"
+	"cucriu/internal/testenv"
 )
 
 // fakeArrival is an arrival that notes what is decided.
@@ -84,5 +87,34 @@ func TestAJobThatRunsHereHasNotLeft(t *testing.T) {
 	}
 	if state, err := s.state(); err != nil || state != commit.End {
 		t.Errorf("%v, %v", state, err)
+	}
+}
+
+// TestOnlyTheCheckpointInWhichTheJobEndedIsSent: an older one has less of the job's work.
+func TestOnlyTheCheckpointInWhichTheJobEndedIsSent(t *testing.T) {
+	view, err := store.Open(filepath.Join(t.TempDir(), "D"), store.OpenOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer view.Close()
+	images := t.TempDir()
+	testenv.WriteFile(t, filepath.Join(images, "some.img"), "some")
+	for range 2 {
+		if _, err := view.Publish(t.Context(), images, store.Info{CreatedAt: time.Now(), RootPID: 7}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	s := &jobSource{view: view}
+	if err := s.requireNewest("000002"); err != nil {
+		t.Error(err)
+	}
+	if err := s.requireNewest("000001"); err == nil {
+		t.Error("there is a newer one")
+	}
+	if err := view.GiveUp("000002", errors.New("no")); err != nil {
+		t.Fatal(err)
+	}
+	if err := s.requireNewest("000002"); err == nil {
+		t.Error("it cannot be used, and the one before would be sent")
 	}
 }

@@ -200,9 +200,15 @@ func (s *jobSource) last(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
+	return s.requireNewest(made.Checkpoint)
+}
+
+// requireNewest fails unless a checkpoint is the one that is sent next.
+func (s *jobSource) requireNewest(name string) error {
 	newest, _, err := s.newest()
-	if err == nil && newest.Name != made.Checkpoint {
-		err = fmt.Errorf("checkpoint %s, in which the job ended, cannot be used (cucriu jobs verify says why), so the job is not moved", made.Checkpoint)
+	if err == nil && newest.Name != name {
+		err = fmt.Errorf("checkpoint %s, in which the job ended, cannot be used (cucriu jobs verify says why), "+
+			"so the job is not moved", name)
 	}
 	return err
 }
