@@ -8,11 +8,15 @@ import (
 	"cucriu/internal/engine"
 	"cucriu/internal/session"
 	"cucriu/internal/stages"
+	"cucriu/internal/watch"
 )
 
 // Hook is how a program works with criu's stages and with jobs: its configuration, its log, and the
 // command that watches over a job.
-type Hook = session.Env
+type Hook = config.Hook
+
+// Step is a step of a dump, a restore, a suspend or a resume.
+type Step = config.Step
 
 // The errors of a dump, a restore, a suspend or a resume.
 var (
@@ -42,7 +46,13 @@ func New(cfg config.Config, log *slog.Logger, watcher ...string) (*Hook, error) 
 // Run does what criu asks its action script for, in an environment that getenv reads. If the error
 // is a [LateError], criu would report a success all the same.
 func Run(ctx context.Context, hook *Hook, getenv func(string) string) error {
-	return stages.Run(ctx, hook, stages.StageFrom(getenv))
+	return stages.Run(ctx, session.Of(hook), stages.StageFrom(getenv))
+}
+
+// Watch watches over a session in a directory, as the program that [config.Hook.Watcher] names: it waits until
+// criu has ended, and then brings the job to a good end.
+func Watch(hook *Hook, dir string) error {
+	return watch.Run(session.Of(hook), dir, stages.ServeInside)
 }
 
 // LateError is the failure of a restore at a point where criu ignores failures.

@@ -32,7 +32,7 @@ import (
 // criu ignores what fails after its own part of a restore, but go-criu returns it as an
 // error. The job has been ended then, and the image is unchanged.
 type Notify struct {
-	hook *session.Env
+	env  *session.Env
 	ctx  context.Context
 	opts *rpc.CriuOpts
 	root int
@@ -41,8 +41,8 @@ type Notify struct {
 
 // NewNotify makes the callbacks for one dump or restore with these options. The
 // Watcher of the hook must name a program that watches, such as cucriu-hook.
-func NewNotify(ctx context.Context, hook *session.Env, opts *rpc.CriuOpts) *Notify {
-	return &Notify{hook: hook, ctx: ctx, opts: opts, root: int(opts.GetPid())}
+func NewNotify(ctx context.Context, hook *Hook, opts *rpc.CriuOpts) *Notify {
+	return &Notify{env: session.Of(hook), ctx: ctx, opts: opts, root: int(opts.GetPid())}
 }
 
 // PreDump prepares the processes for criu's dump.
@@ -109,7 +109,7 @@ func (n *Notify) do(action string) error {
 	if n.root > 0 {
 		stage.InitPID = strconv.Itoa(n.root)
 	}
-	return stages.Serve(n.ctx, n.hook, criu, stage)
+	return stages.Serve(n.ctx, n.env, criu, stage)
 }
 
 // imageDir returns the path of the folder that the options name by its descriptor.

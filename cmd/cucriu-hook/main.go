@@ -23,9 +23,7 @@ import (
 	"cucriu/internal/logging"
 	"cucriu/internal/quote"
 	"cucriu/internal/self"
-	"cucriu/internal/stages"
 	"cucriu/internal/version"
-	"cucriu/internal/watch"
 )
 
 const usage = `cucriu-hook: criu's action script for processes that use NVIDIA GPUs
@@ -106,7 +104,7 @@ func run(args []string) error {
 		return err
 	}
 	if watches {
-		return watch.Run(hook, args[1], stages.ServeInside)
+		return hooks.Watch(hook, args[1])
 	}
 	// criu's log may be a pipe whose reader has ended. That must not stop the hook in the
 	// middle of the protocol.

@@ -53,7 +53,7 @@ forced: ` + strings.Join(preflight.Forceable(), ", ") + `.`,
 				return err
 			}
 			hook.Force = force
-			findings, err := hook.Host().CheckMachine(cmd.Context(), criu)
+			findings, err := checkpoint.CheckMachine(cmd.Context(), hook, criu)
 			if err != nil {
 				return err
 			}

@@ -19,6 +19,7 @@ import (
 	"cucriu/internal/gpumap"
 	"cucriu/internal/image"
 	"cucriu/internal/inspect"
+	"cucriu/internal/session"
 )
 
 // gpuRow is a GPU as the gpus command prints it.
@@ -225,7 +226,7 @@ damaged.`,
 			if err != nil {
 				return preflight.AsRefusal(err)
 			}
-			plan, err := hook.Host().PlanRestore(cmd.Context(), driver, manifest)
+			plan, err := session.Of(hook).Host().PlanRestore(cmd.Context(), driver, manifest)
 			if err != nil {
 				err = preflight.AsRefusal(err)
 			}

@@ -13,8 +13,6 @@ import (
 	"cucriu/internal/jobs/inside"
 	"cucriu/internal/jobs/sandbox"
 	"cucriu/internal/migrate"
-	"cucriu/internal/stages"
-	"cucriu/internal/watch"
 )
 
 // The clocks of a time namespace can be set by the main thread only, and only here is it sure
@@ -31,7 +29,7 @@ func hiddenCommands() []*cobra.Command {
 		// What a dump or restore starts as its watcher.
 		hidden("watch DIR", oneArgument("one session's directory"), withHook(func(_ *cobra.Command, hook *hooks.Hook, args []string) error {
 			inspect.LimitOwnMemory()
-			return watch.Run(hook, args[0], stages.ServeInside)
+			return hooks.Watch(hook, args[0])
 		})),
 	),
 		// What makes a job's sandbox.

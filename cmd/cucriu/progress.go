@@ -4,23 +4,18 @@ import (
 	"fmt"
 	"io"
 	"os"
-	"slices"
 	"strings"
 	"sync"
 	"time"
 
-	"github.com/prometheus/procfs"
 	"github.com/spf13/cobra"
 	"golang.org/x/sys/unix"
 
+	"cucriu/hooks"
 	"cucriu/hooks/checkpoint"
 	"cucriu/internal/durable"
-	"cucriu/internal/engine"
-	"cucriu/internal/journal"
 	"cucriu/internal/logging"
 	"cucriu/internal/migrate"
-	"cucriu/internal/pages"
-	"cucriu/internal/proc"
 	"cucriu/internal/quote"
 	"cucriu/internal/units"
 )
@@ -55,25 +50,25 @@ func newProgress(cmd *cobra.Command) *progress {
 
 // phases describes in words the steps that may take long.
 var phases = map[string]string{
-	string(journal.StepLock):       "waiting for the GPU to become idle",
-	string(journal.StepMove):       "moving GPU memory to the host",
-	string(journal.StepCheckpoint): "moving GPU memory into the processes",
-	string(journal.StepCopy):       "copying GPU memory into the image",
-	string(journal.StepDumping):    "criu is writing the image",
-	checkpoint.StepTrial:           "doing a trial restore of the image",
-	string(journal.StepPublish):    "waiting for the image to be on disk",
-	string(journal.StepPreRestore): "criu is restoring the processes",
-	checkpoint.StepCheckImage:      "verifying the checksums of the image",
-	engine.StepRestoreGPU:          "moving GPU memory back to the GPUs",
+	checkpoint.StepLock:       "waiting for the GPU to become idle",
+	checkpoint.StepMove:       "moving GPU memory to the host",
+	checkpoint.StepCheckpoint: "moving GPU memory into the processes",
+	checkpoint.StepCopy:       "copying GPU memory into the image",
+	checkpoint.StepDumping:    "criu is writing the image",
+	checkpoint.StepTrial:      "doing a trial restore of the image",
+	checkpoint.StepPublish:    "waiting for the image to be on disk",
+	checkpoint.StepPreRestore: "criu is restoring the processes",
+	checkpoint.StepCheckImage: "verifying the checksums of the image",
+	checkpoint.StepRestoreGPU: "moving GPU memory back to the GPUs",
 }
 
 // step is called when a step of the session begins.
-func (p *progress) step(r *journal.Record, step string) {
-	text, known := phases[step]
-	if !known || step == string(journal.StepMove) && p.is(phases[engine.StepRestoreGPU]) { // the way back has a step of that name
+func (p *progress) step(s hooks.Step) {
+	text, known := phases[s.Name]
+	if !known || s.Name == checkpoint.StepMove && p.is(phases[checkpoint.StepRestoreGPU]) { // the way back has a step of that name
 		return
 	}
-	p.begin(text, measureOf(r, step), 0)
+	p.begin(text, s.Measure, 0)
 }
 
 func (p *progress) is(phase string) bool {
@@ -207,61 +202,6 @@ func howFar(done, total int64, elapsed time.Duration) string {
 		text += fmt.Sprintf(", %v left", left)
 	}
 	return text
-}
-
-// measureOf returns how to measure the progress of a step; nil if it cannot be measured. Staged
-// GPU memory makes the processes grow, and on the way back they shrink again. An image grows in
-// its directory.
-func measureOf(r *journal.Record, step string) func() (done, total int64) {
-	var pids []int
-	var memory int64
-	for _, member := range r.Members {
-		pids = append(pids, member.PID)
-		memory += int64(member.StagedBytes())
-	}
-	switch step {
-	case string(journal.StepMove), string(journal.StepCheckpoint):
-		if step == string(journal.StepCheckpoint) && slices.ContainsFunc(r.Members, func(m journal.Member) bool { return m.Moved }) {
-			return nil // how much is left is not known
-		}
-		before := resident(pids)
-		return func() (int64, int64) { return resident(pids) - before, memory }
-	case engine.StepRestoreGPU:
-		before := resident(pids)
-		if !slices.ContainsFunc(r.Members, func(m journal.Member) bool { return m.Pages != nil && m.Pages.Dropped }) {
-			return func() (int64, int64) { return before - resident(pids), memory }
-		}
-		most := before // the memory is filled in first, so they grow before they shrink
-		return func() (int64, int64) {
-			now := resident(pids)
-			most = max(most, now)
-			return (most - before + most - now) / 2, memory
-		}
-	case string(journal.StepCopy): // the copy begins during the checkpoint
-		dir := r.ImageDir
-		before := written(dir, pages.FilePattern)
-		return func() (int64, int64) { return written(dir, pages.FilePattern) - before, memory - before }
-	case string(journal.StepDumping):
-		tree, err := proc.Tree(r.Root.PID)
-		if err != nil {
-			return nil
-		}
-		total, dir := resident(tree), r.ImageDir
-		return func() (int64, int64) { return written(dir, "pages-*.img"), total }
-	}
-	return nil
-}
-
-func resident(pids []int) int64 {
-	var sum int64
-	for _, pid := range pids {
-		if proc, err := procfs.NewProc(pid); err == nil {
-			if stat, err := proc.Stat(); err == nil {
-				sum += int64(stat.ResidentMemory())
-			}
-		}
-	}
-	return sum
 }
 
 func written(dir, pattern string) int64 {

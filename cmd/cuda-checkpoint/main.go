@@ -160,7 +160,7 @@ func run() (status int) {
 	ctx, stop := signal.NotifyContext(context.Background(), unix.SIGINT, unix.SIGTERM, unix.SIGHUP)
 	defer stop()
 	pid := w.pid // the other may be that of a thread
-	w.env = (&session.Env{Config: cfg, Force: w.force}).Filled()
+	w.env = session.Of(&config.Hook{Config: cfg, Force: w.force})
 	answer, err := w.do(ctx)
 	if err != nil {
 		fmt.Fprintf(logging.Stderr(), "Could not %s on process ID %d: %v\n", w.what, pid, quote.Lines(err.Error()))

@@ -19,13 +19,21 @@ import (
 	"cucriu/internal/image"
 	"cucriu/internal/inspect"
 	"cucriu/internal/journal"
+	"cucriu/internal/session"
 )
+
+// CheckMachine finds what on this machine is in the way of dumps and restores. criu is the path of the criu to
+// use, empty for the system's.
+func CheckMachine(ctx context.Context, hook *hooks.Hook, criu string) (preflight.Findings, error) {
+	return session.Of(hook).Host().CheckMachine(ctx, criu)
+}
 
 // CheckDump finds the reasons for which [Dump] would refuse to dump the tree below root, and what else
 // there is to say about it. It touches nothing. dir is the image directory, empty if it is not known;
 // criu is the path of the criu that is to dump, empty for the system's.
 func CheckDump(ctx context.Context, hook *hooks.Hook, root int, dir, criu string) (preflight.Findings, error) {
-	findings, err := rootFindings(hook, root)
+	env := session.Of(hook)
+	findings, err := rootFindings(env, root)
 	if err != nil {
 		return nil, err
 	}
@@ -36,7 +44,7 @@ func CheckDump(ctx context.Context, hook *hooks.Hook, root int, dir, criu string
 	if !lookInside { // what else is found would only follow from it
 		return findings, nil
 	}
-	host := hook.Host()
+	host := env.Host()
 	host.Criu = criu
 	more, err := host.CheckJob(ctx, root, dir)
 	if findings.Has(preflight.FindingSession) {
@@ -47,21 +55,21 @@ func CheckDump(ctx context.Context, hook *hooks.Hook, root int, dir, criu string
 }
 
 // refuseDump refuses a dump before a criu is started for it.
-func refuseDump(hook *hooks.Hook, root int, dir string) error {
-	findings, err := rootFindings(hook, root)
+func refuseDump(env *session.Env, root int, dir string) error {
+	findings, err := rootFindings(env, root)
 	if err != nil {
 		return err
 	}
-	return hook.Judge(slices.Concat(findings, inspect.DirectoryFindings(dir), inspect.ContainerFindings(root))).Err()
+	return env.Judge(slices.Concat(findings, inspect.DirectoryFindings(dir), inspect.ContainerFindings(root))).Err()
 }
 
 // rootFindings finds what keeps the tree below root from being dumped, whatever is in it.
-func rootFindings(hook *hooks.Hook, root int) (preflight.Findings, error) {
+func rootFindings(env *session.Env, root int) (preflight.Findings, error) {
 	findings, err := inspect.RootFindings(root)
 	if err != nil || findings.Err() != nil {
-		return explainGone(hook.Filled().Config.RunDir, findings), err
+		return explainGone(env.Config.RunDir, findings), err
 	}
-	return hook.SessionFindings(root)
+	return env.SessionFindings(root)
 }
 
 // explainGone has the finding about a process that does not exist say how it ended, if a session knows.
@@ -91,7 +99,8 @@ func explainGone(runDir string, findings preflight.Findings) preflight.Findings 
 // CheckRestore finds the reasons for which [Restore] would refuse the image in dir, and what else there
 // is to say about it. It touches nothing. Files that except picks are not compared.
 func CheckRestore(ctx context.Context, hook *hooks.Hook, dir string, except func(path string) bool) (preflight.Findings, error) {
-	findings, err := imageFindings(ctx, hook, dir, fileCheck{except: except})
+	env := session.Of(hook)
+	findings, err := imageFindings(ctx, env, dir, fileCheck{except: except})
 	if err != nil || findings.Has(preflight.FindingImage) {
 		return findings, err
 	}
@@ -99,12 +108,12 @@ func CheckRestore(ctx context.Context, hook *hooks.Hook, dir string, except func
 	if err != nil {
 		return nil, err
 	}
-	more, err := hook.Host().CheckImage(ctx, dir)
+	more, err := env.Host().CheckImage(ctx, dir)
 	return slices.Concat(findings, inspect.SurroundingsFindings(recorded, os.Stdin), more), err
 }
 
 // imageFindings finds what keeps criu from restoring an image on this host.
-func imageFindings(ctx context.Context, hook *hooks.Hook, dir string, check fileCheck) (preflight.Findings, error) {
+func imageFindings(ctx context.Context, env *session.Env, dir string, check fileCheck) (preflight.Findings, error) {
 	dir, err := filepath.Abs(dir)
 	if err != nil {
 		return nil, err
@@ -123,11 +132,11 @@ func imageFindings(ctx context.Context, hook *hooks.Hook, dir string, check file
 	if err != nil || tree.OwnPIDs {
 		return findings, err
 	}
-	taken, err := inspect.TakenPIDs(ctx, tree.Numbers(), func(text string) { hook.Filled().Log.Warn(text) })
+	taken, err := inspect.TakenPIDs(ctx, tree.Numbers(), func(text string) { env.Log.Warn(text) })
 	if len(taken) == 0 { // else it may be the job itself that waits there
-		findings = append(findings, hook.Judge(inspect.AddressFindings(dir))...)
+		findings = append(findings, env.Judge(inspect.AddressFindings(dir))...)
 	}
-	return append(hook.ExplainTaken(dir, taken), findings...), err
+	return append(env.ExplainTaken(dir, taken), findings...), err
 }
 
 // FileFindings finds the files and directories of an image that are not here as they were at the dump.

@@ -28,17 +28,17 @@ import (
 // [hooks.ErrEnded]. [preflight.Refused] tells whether the job was touched. If ctx ends, the dump fails
 // at the next point where everything can be undone.
 func Dump(ctx context.Context, hook *hooks.Hook, dir string, options Options) (Result, error) {
-	hook = hook.Filled()
+	env := session.Of(hook)
 	options.LeaveStopped = options.LeaveStopped || options.Hold != nil
 	dir, err := filepath.Abs(dir)
 	if err != nil {
 		return Result{}, preflight.AsRefusal(fmt.Errorf("image directory: %w", err))
 	}
 	refused := func(err error) (Result, error) {
-		hook.KeepRefusal(journal.Refusal{Kind: journal.KindDump, RootPID: int(options.RPC.GetPid()), ImageDir: dir}, err)
+		env.KeepRefusal(journal.Refusal{Kind: journal.KindDump, RootPID: int(options.RPC.GetPid()), ImageDir: dir}, err)
 		return Result{}, preflight.AsRefusal(err)
 	}
-	if err := refuseDump(hook, int(options.RPC.GetPid()), dir); err != nil {
+	if err := refuseDump(env, int(options.RPC.GetPid()), dir); err != nil {
 		return refused(err)
 	}
 	made, err := image.MakeParent(dir)
@@ -47,9 +47,9 @@ func Dump(ctx context.Context, hook *hooks.Hook, dir string, options Options) (R
 		return refused(err)
 	}
 	if foreign := durable.CheckPath("parent directory", filepath.Dir(dir), 0); foreign != nil && os.Geteuid() == 0 {
-		hook.Log.Warn("others can remove or replace the image", "why", foreign)
+		env.Log.Warn("others can remove or replace the image", "why", foreign)
 	}
-	partial, err := hook.NewPartial(dir)
+	partial, err := env.NewPartial(dir)
 	if err != nil {
 		return refused(err)
 	}
@@ -62,25 +62,25 @@ func Dump(ctx context.Context, hook *hooks.Hook, dir string, options Options) (R
 		}
 	}()
 	var locked time.Time // when the job came to a halt
-	noting := *hook
-	noting.Progress = func(r *journal.Record, step string) {
-		if step == string(journal.StepLock) && locked.IsZero() {
+	noting := *env
+	noting.Progress = func(step hooks.Step) {
+		if step.Name == StepLock && locked.IsZero() {
 			locked = time.Now()
 		}
-		if hook.Progress != nil {
-			hook.Progress(r, step)
+		if env.Progress != nil {
+			env.Progress(step)
 		}
 	}
 	root, _ := proc.Open(int(options.RPC.GetPid())) // criu says what is wrong with the pid
 	if root != nil {
 		defer root.Close()
 	}
-	prefetched := hook.Host().Prefetch(ctx, int(options.RPC.GetPid()))
-	needs, record, removed, err := addNeeds(ctx, hook, &options)
+	prefetched := env.Host().Prefetch(ctx, int(options.RPC.GetPid()))
+	needs, record, removed, err := addNeeds(ctx, env, &options)
 	if err != nil {
 		return refused(err)
 	}
-	names := relinkedFiles{log: hook.Log, refuse: hook.Refuse}
+	names := relinkedFiles{log: env.Log, refuse: env.Refuse}
 	relinks := !options.ByHand && !options.RPC.GetLinkRemap()
 	if relinks {
 		defer func() { names.settle(complete) }()
@@ -123,10 +123,10 @@ func Dump(ctx context.Context, hook *hooks.Hook, dir string, options Options) (R
 	var trial *image.Trial
 	if options.Probe {
 		d.probe = func(ctx context.Context) error {
-			if hook.Progress != nil {
-				hook.Progress(&journal.Record{}, StepTrial)
+			if env.Progress != nil {
+				env.Progress(hooks.Step{Name: StepTrial})
 			}
-			trial = options.try(ctx, hook, partial.Dir(), record)
+			trial = options.try(ctx, env, partial.Dir(), record)
 			if ctx.Err() != nil {
 				return fmt.Errorf("%w: cancelled during the trial restore", context.Cause(ctx))
 			}
@@ -141,7 +141,7 @@ func Dump(ctx context.Context, hook *hooks.Hook, dir string, options Options) (R
 		_, dumpErr = refused(dumpErr)
 	}
 	ended := time.Now()
-	s, err := watch.Finish(ctx, hook, d.kind, d.criu.Ident, d.cause)
+	s, err := watch.Finish(ctx, env, d.kind, d.criu.Ident, d.cause)
 	noteUnpublished(s, unpublished, d.cause)
 	needed = s != nil && s.Outcome == "" || s == nil && err != nil // also while another program holds the job
 	if s != nil && s.Outcome == journal.OutcomeRunning {
@@ -171,18 +171,18 @@ func Dump(ctx context.Context, hook *hooks.Hook, dir string, options Options) (R
 		if s != nil {
 			s.Update(func() { s.PublishedDir = dir })
 			if err := s.Save(); err != nil { // the image is complete all the same
-				hook.Log.Warn("the journal does not record where the image is", "session", s.Name(), "error", err)
+				env.Log.Warn("the journal does not record where the image is", "session", s.Name(), "error", err)
 			}
 		}
 	}
 	if d.criu.LeaveStopped {
-		if err := watch.AwaitStandstill(ctx, hook, int(options.RPC.GetPid())); err != nil {
+		if err := watch.AwaitStandstill(ctx, env, int(options.RPC.GetPid())); err != nil {
 			return Result{Session: statusIf(s), Log: d.logPath()}, fmt.Errorf("the image in %s is complete, but the job is not stopped: %w", dir, err)
 		}
 	}
 	for _, name := range []string{options.RPC.GetLogFile(), "stats-dump"} {
 		if err := copyFile(filepath.Join(d.workDir, name), filepath.Join(partial.Dir(), name)); err != nil && options.WorkDir == "" {
-			hook.Log.Debug("criu's log is not beside the image", "error", err)
+			env.Log.Debug("criu's log is not beside the image", "error", err)
 		}
 	}
 	r := d.result(s, int(options.RPC.GetPid()), dir)

@@ -11,17 +11,17 @@ import (
 	"github.com/checkpoint-restore/go-criu/v7/rpc"
 	"google.golang.org/protobuf/proto"
 
-	"cucriu/hooks"
 	"cucriu/hooks/preflight"
 	"cucriu/internal/image"
 	"cucriu/internal/inspect"
 	"cucriu/internal/proc"
+	"cucriu/internal/session"
 )
 
 // addNeeds finds the options that the tree needs, and adds those to the request that are not in it.
 // record is for the image, so that the restore needs none of them; nil if there is nothing to be
 // recorded. removed are for [relinkedFiles]. It refuses what no option helps against.
-func addNeeds(ctx context.Context, hook *hooks.Hook, options *Options) (needs []preflight.Need, record *image.Options, removed []inspect.RemovedName, err error) {
+func addNeeds(ctx context.Context, env *session.Env, options *Options) (needs []preflight.Need, record *image.Options, removed []inspect.RemovedName, err error) {
 	if options.ByHand {
 		return nil, nil, nil, nil
 	}
@@ -34,15 +34,15 @@ func addNeeds(ctx context.Context, hook *hooks.Hook, options *Options) (needs []
 	if err != nil {
 		return nil, nil, nil, err
 	}
-	if err := hook.Refuse(slices.DeleteFunc(wanted.Findings, options.answers)); err != nil {
+	if err := env.Refuse(slices.DeleteFunc(wanted.Findings, options.answers)); err != nil {
 		return nil, nil, nil, err
 	}
 	found, needs := wanted.Options, slices.DeleteFunc(wanted.Needs, options.gives)
 	found.LinkRemap = false // see relinkedFiles
 	for _, need := range needs {
-		hook.Log.Info("passing "+need.Option+" to criu", "why", need.Why)
+		env.Log.Info("passing "+need.Option+" to criu", "why", need.Why)
 		if need.Risk != "" {
-			hook.Log.Warn("passing "+need.Option+" to criu: "+need.Risk, "why", need.Why)
+			env.Log.Warn("passing "+need.Option+" to criu: "+need.Risk, "why", need.Why)
 		}
 	}
 	add(options, found)
@@ -67,7 +67,7 @@ func (o *Options) gives(need preflight.Need) bool {
 
 // addRecorded adds the options that an image was made with. It refuses a host that lacks what the job
 // was connected with.
-func addRecorded(hook *hooks.Hook, options *Options, dir string) error {
+func addRecorded(env *session.Env, options *Options, dir string) error {
 	if options.ByHand {
 		return nil
 	}
@@ -75,19 +75,19 @@ func addRecorded(hook *hooks.Hook, options *Options, dir string) error {
 	if err != nil {
 		return err
 	}
-	if err := hook.Refuse(inspect.SurroundingsFindings(recorded, os.Stdin)); err != nil {
+	if err := env.Refuse(inspect.SurroundingsFindings(recorded, os.Stdin)); err != nil {
 		return err
 	}
 	recorded.GhostLimit = 0   // the files are in the image
 	recorded.NetworkLock = "" // the image itself says how the connections are locked
 	add(options, recorded)
-	outputs, err := options.outputs(hook, recorded.Pipes)
+	outputs, err := options.outputs(env, recorded.Pipes)
 	options.Inherit = slices.Concat(options.Inherit, outputs)
 	return err
 }
 
 // outputs gives the job our output in place of pipes whose readers are not in the image.
-func (o *Options) outputs(hook *hooks.Hook, pipes []image.Pipe) ([]Inherited, error) {
+func (o *Options) outputs(env *session.Env, pipes []image.Pipe) ([]Inherited, error) {
 	var all []Inherited
 	for _, pipe := range pipes {
 		if slices.ContainsFunc(o.RPC.GetInheritFd(), func(given *rpc.InheritFd) bool { return given.GetKey() == pipe.Name }) {
@@ -102,7 +102,7 @@ func (o *Options) outputs(hook *hooks.Hook, pipes []image.Pipe) ([]Inherited, er
 		}
 		if info, err := file.Stat(); err != nil || !o.RPC.GetRstSibling() && info.Mode()&(os.ModeNamedPipe|os.ModeSocket) != 0 {
 			// Whoever reads our output waits until nobody has it any more.
-			hook.Log.Warn("the job wrote into a pipe and now writes to " + os.DevNull + ": with --foreground, or if our output is a file or a terminal, it writes there")
+			env.Log.Warn("the job wrote into a pipe and now writes to " + os.DevNull + ": with --foreground, or if our output is a file or a terminal, it writes there")
 			var err error
 			if file, err = os.OpenFile(os.DevNull, os.O_WRONLY, 0); err != nil {
 				return nil, fmt.Errorf("output of the job: %w", err)

@@ -28,14 +28,12 @@ import (
 	"cucriu/internal/image"
 	"cucriu/internal/journal"
 	"cucriu/internal/proc"
+	"cucriu/internal/session"
 )
 
 // CommandProbe is cucriu's hidden command that is the first process of a trial's sandbox. It reads a
 // request from its standard input, and ends with it.
 const CommandProbe = "probe-sandbox"
-
-// StepTrial is the trial restore of a dump, for [session.Env.Progress].
-const StepTrial = "trial"
 
 // probeLimit is how long a trial restore may take.
 const probeLimit = 5 * time.Minute
@@ -72,6 +70,7 @@ type probeRequest struct {
 // has run an instruction of its own. All of it happens in new namespaces and over overlays, and without
 // the GPUs.
 func Probe(ctx context.Context, hook *hooks.Hook, dir string, o ProbeOptions) image.Trial {
+	env := session.Of(hook)
 	trial := image.Trial{At: time.Now().UTC(), Outcome: image.TrialNone}
 	uses, err := criuimage.ReadUses(dir)
 	if err == nil {
@@ -81,7 +80,7 @@ func Probe(ctx context.Context, hook *hooks.Hook, dir string, o ProbeOptions) im
 			return trial
 		}
 		var t image.Trial
-		if t, err = probe(ctx, hook, dir, o, uses); err == nil {
+		if t, err = probe(ctx, env, dir, o, uses); err == nil {
 			trial.Outcome, trial.Why = t.Outcome, t.Why
 		}
 	}
@@ -92,19 +91,19 @@ func Probe(ctx context.Context, hook *hooks.Hook, dir string, o ProbeOptions) im
 }
 
 // try tries the image of a dump before it is complete.
-func (o *Options) try(ctx context.Context, hook *hooks.Hook, dir string, recorded *image.Options) *image.Trial {
+func (o *Options) try(ctx context.Context, env *session.Env, dir string, recorded *image.Options) *image.Trial {
 	trial := image.Trial{At: time.Now().UTC(), Outcome: image.TrialNone, Why: "criu options were given by hand, which a trial restore does not use"}
 	if !o.ByHand && o.ConfigFile == "" && o.RPC.GetRoot() == "" && len(o.RPC.GetExternal()) == 0 {
-		trial = Probe(ctx, hook, dir, ProbeOptions{Command: o.ProbeCommand, Criu: o.Path, Recorded: recorded})
+		trial = Probe(ctx, &env.Hook, dir, ProbeOptions{Command: o.ProbeCommand, Criu: o.Path, Recorded: recorded})
 	}
 	if trial.Outcome == image.TrialNone {
-		hook.Log.Warn("no conclusive trial restore: it is not known whether the image can be restored", "why", trial.Why)
+		env.Log.Warn("no conclusive trial restore: it is not known whether the image can be restored", "why", trial.Why)
 	}
 	return &trial
 }
 
 // probe makes the sandbox. Its error says why there was no trial.
-func probe(ctx context.Context, hook *hooks.Hook, dir string, o ProbeOptions, uses criuimage.Uses) (t image.Trial, err error) {
+func probe(ctx context.Context, env *session.Env, dir string, o ProbeOptions, uses criuimage.Uses) (t image.Trial, err error) {
 	if uses.Unsafe != "" {
 		return t, errors.New(uses.Unsafe)
 	}
@@ -123,7 +122,7 @@ func probe(ctx context.Context, hook *hooks.Hook, dir string, o ProbeOptions, us
 	} else if r.Options, err = image.ReadOptions(dir); err != nil {
 		return t, err
 	}
-	if r.Base, err = journal.MakeDir(hook.Config.RunDir, noPlugins); err != nil {
+	if r.Base, err = journal.MakeDir(env.Config.RunDir, noPlugins); err != nil {
 		return t, err
 	}
 	open, err := os.Open(dir)

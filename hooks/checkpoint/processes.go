@@ -50,7 +50,7 @@ const askTimeout = 5 * time.Second
 // Processes finds the CUDA processes of this host that this program may look at. It disturbs none of
 // them: one that is stopped or frozen cannot answer, and its state stays unknown unless a suspend holds it.
 func Processes(ctx context.Context, hook *hooks.Hook) ([]CUDAProcess, error) {
-	hook = hook.Filled()
+	env := session.Of(hook)
 	all, err := procfs.AllProcs()
 	if err != nil {
 		return nil, err
@@ -66,7 +66,7 @@ func Processes(ctx context.Context, hook *hooks.Hook) ([]CUDAProcess, error) {
 		return []CUDAProcess{}, nil // no driver is needed to say so
 	}
 	slices.Sort(pids)
-	driver, err := hook.OpenDriver()
+	driver, err := env.OpenDriver()
 	if err != nil {
 		return nil, err
 	}
@@ -78,7 +78,7 @@ func Processes(ctx context.Context, hook *hooks.Hook) ([]CUDAProcess, error) {
 			continue
 		}
 		if p.Note == noteStopped {
-			if s, err := sessionOfProcess(hook.Config.RunDir, p.PID); err == nil && s != nil && s.Suspended() {
+			if s, err := sessionOfProcess(env.Config.RunDir, p.PID); err == nil && s != nil && s.Suspended() {
 				p.State = suspendedState
 			}
 		}
@@ -138,14 +138,14 @@ func stateOf(ctx context.Context, driver *cudackpt.Driver, pid int) (state, note
 // States describes the processes with these pids, which must have CUDA. If one is stopped, its restore
 // thread runs until the driver has answered, unless a session is at work on the process.
 func States(ctx context.Context, hook *hooks.Hook, pids []int) ([]CUDAProcess, error) {
-	hook = hook.Filled()
-	driver, err := hook.Host().CheckpointDriver()
+	env := session.Of(hook)
+	driver, err := env.Host().CheckpointDriver()
 	if err != nil {
 		return nil, preflight.AsRefusal(err)
 	}
 	processes := make([]CUDAProcess, 0, len(pids))
 	for _, pid := range pids {
-		s, err := sessionOfProcess(hook.Config.RunDir, pid)
+		s, err := sessionOfProcess(env.Config.RunDir, pid)
 		if err != nil {
 			return nil, preflight.AsRefusal(err)
 		}

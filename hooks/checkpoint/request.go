@@ -20,7 +20,6 @@ import (
 	"google.golang.org/protobuf/proto"
 
 	"cucriu/criuutil"
-	"cucriu/hooks"
 	"cucriu/hooks/preflight"
 	"cucriu/internal/criuimage"
 	"cucriu/internal/engine"
@@ -123,7 +122,7 @@ type Result struct {
 
 // criuSession is one request to a criu that we started.
 type criuSession struct {
-	hook        *hooks.Hook
+	env         *session.Env
 	kind        journal.Kind
 	options     Options
 	path        string // of criu
@@ -143,8 +142,8 @@ type criuSession struct {
 }
 
 // start starts criu for a request about an image directory.
-func start(hook *hooks.Hook, kind journal.Kind, options Options, imagesDir string) (_ *criuSession, err error) {
-	d := &criuSession{hook: hook, kind: kind, options: options, begun: time.Now()}
+func start(env *session.Env, kind journal.Kind, options Options, imagesDir string) (_ *criuSession, err error) {
+	d := &criuSession{env: env, kind: kind, options: options, begun: time.Now()}
 	defer func() {
 		if err != nil {
 			d.close()
@@ -170,13 +169,12 @@ func start(hook *hooks.Hook, kind journal.Kind, options Options, imagesDir strin
 		ImageDir: imagesDir, Client: &self, Checked: true, Hold: hold, Written: options.Written,
 		Compare: options.Compare, Base: options.Base, CopyAll: options.VerifyUnchanged,
 	}
-	empty, err := journal.MakeDir(hook.Config.RunDir, noPlugins)
+	empty, err := journal.MakeDir(env.Config.RunDir, noPlugins)
 	if err != nil {
 		return nil, err
 	}
 	// criu's own CUDA plugin would do our work once more, without the map.
-	env := append(os.Environ(), "CRIU_LIBS_DIR="+empty)
-	if err := d.startSwrk(path, env); err != nil {
+	if err := d.startSwrk(path, append(os.Environ(), "CRIU_LIBS_DIR="+empty)); err != nil {
 		return nil, err
 	}
 	if d.criu, err = criuutil.OpenCriu(d.swrk.PID); err != nil {
@@ -251,7 +249,7 @@ func (d *criuSession) prepareWorkDir() error {
 		}
 		return nil
 	}
-	logs, err := journal.MakeDir(d.hook.Config.RunDir, "logs")
+	logs, err := journal.MakeDir(d.env.Config.RunDir, "logs")
 	if err != nil {
 		return err
 	}
@@ -353,7 +351,7 @@ func (d *criuSession) do(ctx context.Context) (_ *rpc.CriuResp, err error) {
 	}
 	said := d.said()
 	if said != "" && err == nil {
-		d.hook.Log.Info("criu printed", "text", said)
+		d.env.Log.Info("criu printed", "text", said)
 	}
 	return response, d.withCriuLog(err, said)
 }
@@ -447,10 +445,10 @@ func (d *criuSession) notified(ctx context.Context, action string, pid int) erro
 		// The hook does so for trees that use CUDA; others have no session.
 		if root, err := strconv.Atoi(d.stage.InitPID); err == nil {
 			tree, _ := proc.Tree(root) // it may have ended
-			engine.RearmTimers(d.hook.Log, tree...)
+			engine.RearmTimers(d.env.Log, tree...)
 		}
 	}
-	err := stages.Serve(ctx, d.hook, d.criu, stage)
+	err := stages.Serve(ctx, d.env, d.criu, stage)
 	if action == criuutil.StagePreRestore { // nothing is undone yet of which the error would tell
 		err = session.GivenUp(ctx, err)
 	}
@@ -484,7 +482,7 @@ func (d *criuSession) noCriu(err error) error {
 // unusable refuses a criu that failed before it had come to its first stage, if it is too old or cannot read its
 // configuration: then what it has logged explains nothing.
 func (d *criuSession) unusable() error {
-	ctx, cancel := context.WithTimeout(context.Background(), d.hook.Config.Lock.Timeout)
+	ctx, cancel := context.WithTimeout(context.Background(), d.env.Config.Lock.Timeout)
 	defer cancel()
 	version, err := criuutil.CriuVersion(ctx, d.path)
 	if errors.As(err, new(*fault.Explained)) {
@@ -493,7 +491,7 @@ func (d *criuSession) unusable() error {
 	if err != nil {
 		return nil // what is known already says more
 	}
-	return d.hook.Judge(inspect.CriuVersionFindings(version)).Err()
+	return d.env.Judge(inspect.CriuVersionFindings(version)).Err()
 }
 
 // rejectedOption finds in what criu has printed the option that it does not know.

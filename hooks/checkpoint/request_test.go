@@ -14,7 +14,7 @@ import (
 
 // TestLogsInUseAreKept, whatever the clock says: it may have been set back since they were made.
 func TestLogsInUseAreKept(t *testing.T) {
-	env := (&session.Env{Config: config.Config{RunDir: t.TempDir()}})
+	env := session.Of(&config.Hook{Config: config.Config{RunDir: t.TempDir()}})
 	logs, err := journal.MakeDir(env.Config.RunDir, "logs")
 	if err != nil {
 		t.Fatal(err)
@@ -30,7 +30,7 @@ func TestLogsInUseAreKept(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer inUse.Close()
-	d := &criuSession{hook: env, kind: journal.KindDump, begun: time.Now()}
+	d := &criuSession{env: env, kind: journal.KindDump, begun: time.Now()}
 	if err := d.prepareWorkDir(); err != nil {
 		t.Fatal(err)
 	}

@@ -22,23 +22,23 @@ import (
 // [hooks.ErrNotBack] or the configuration says to leave the processes. [preflight.Refused] tells
 // whether criu had created anything.
 func Restore(ctx context.Context, hook *hooks.Hook, dir string, options Options) (Result, error) {
-	hook = hook.Filled()
+	env := session.Of(hook)
 	dir, err := filepath.Abs(dir)
 	if err != nil {
 		return Result{}, preflight.AsRefusal(fmt.Errorf("image directory: %w", err))
 	}
 	refused := func(err error) (Result, error) {
-		hook.KeepRefusal(journal.Refusal{Kind: journal.KindRestore, ImageDir: dir}, err)
+		env.KeepRefusal(journal.Refusal{Kind: journal.KindRestore, ImageDir: dir}, err)
 		return Result{}, preflight.AsRefusal(err)
 	}
-	findings, err := imageFindings(ctx, hook, dir, fileCheck{options.isInherited, options.RPC.GetSkipFileRwxCheck()})
+	findings, err := imageFindings(ctx, env, dir, fileCheck{options.isInherited, options.RPC.GetSkipFileRwxCheck()})
 	if err := errors.Join(session.GivenUp(ctx, err), findings.Err()); err != nil {
 		return refused(err)
 	}
-	if err := addRecorded(hook, &options, dir); err != nil {
+	if err := addRecorded(env, &options, dir); err != nil {
 		return refused(err)
 	}
-	d, err := start(hook, journal.KindRestore, options, dir)
+	d, err := start(env, journal.KindRestore, options, dir)
 	if err != nil {
 		return refused(err)
 	}
@@ -53,7 +53,7 @@ func Restore(ctx context.Context, hook *hooks.Hook, dir string, options Options)
 	default:
 		err = fmt.Errorf("%w; nothing of the job was restored, and the image is unchanged", err)
 	}
-	s, finishErr := watch.Finish(ctx, hook, d.kind, d.criu.Ident, d.cause)
+	s, finishErr := watch.Finish(ctx, env, d.kind, d.criu.Ident, d.cause)
 	if err = errors.Join(err, finishErr); err == nil && s != nil && s.Outcome != journal.OutcomeRunning && s.Outcome != journal.OutcomeStopped && !s.Held() {
 		// criu ignores what fails after its own part.
 		err = errors.New(s.Message)
@@ -68,9 +68,6 @@ func Restore(ctx context.Context, hook *hooks.Hook, dir string, options Options)
 	r.Downtime = r.Total
 	return r, nil
 }
-
-// StepCheckImage waits for a check of the image, for [session.Env.Progress].
-const StepCheckImage = "check image"
 
 // checkImage has an image read again and compared with its checksums, beside criu, and fails at post-restore
 // if it is damaged: that is the last stage at which criu undoes a restore. criu that punches holes
@@ -97,8 +94,8 @@ func (d *criuSession) checkImage(ctx context.Context, action string) error {
 	if d.checked == nil || action != criuutil.StagePostRestore && !d.criu.AutoDedup {
 		return nil
 	}
-	if d.hook.Progress != nil {
-		d.hook.Progress(&journal.Record{}, StepCheckImage)
+	if d.env.Progress != nil {
+		d.env.Progress(hooks.Step{Name: StepCheckImage})
 	}
 	err := d.checked()
 	switch {

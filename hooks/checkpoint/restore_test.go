@@ -6,6 +6,7 @@ import (
 	"testing"
 
 	"cucriu/criuutil"
+	"cucriu/hooks"
 	"cucriu/internal/session"
 )
 
@@ -15,7 +16,7 @@ func TestADamagedImageFailsTheLastStageThatUndoesIt(t *testing.T) {
 	for _, autoDedup := range []bool{false, true} {
 		for _, found := range []error{nil, damaged} {
 			d := &criuSession{
-				hook: (&session.Env{}).Filled(), criu: &criuutil.Criu{AutoDedup: autoDedup},
+				env: session.Of(new(hooks.Hook)), criu: &criuutil.Criu{AutoDedup: autoDedup},
 				options: Options{CheckImage: func(context.Context) error { return found }},
 			}
 			for _, stage := range []string{criuutil.StagePreRestore, criuutil.StagePostRestore} {

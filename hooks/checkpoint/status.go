@@ -14,6 +14,21 @@ import (
 	"cucriu/internal/timeline"
 )
 
+// The steps of which [hooks.Hook.Progress] is told that take long, in the order in which they come.
+const (
+	StepLock       = string(journal.StepLock) // from here on the job is paused
+	StepMove       = string(journal.StepMove)
+	StepCheckpoint = string(journal.StepCheckpoint)
+	StepCopy       = string(journal.StepCopy)
+	StepDumping    = string(journal.StepDumping)
+	StepTrial      = "trial" // of a restore, beside the job
+	StepPublish    = string(journal.StepPublish)
+
+	StepPreRestore = string(journal.StepPreRestore)
+	StepCheckImage = "check image" // waits for the check of the image
+	StepRestoreGPU = session.StepRestoreGPU
+)
+
 // Kind is what a session does.
 type Kind string
 

@@ -25,8 +25,8 @@ import (
 // unless a warning says that a process could not be parked. After an error, or if this program is
 // killed, they run on.
 func Suspend(ctx context.Context, hook *hooks.Hook, pids []int) (Status, error) {
-	hook = hook.Filled()
-	d := &engine.Suspension{Env: hook}
+	env := session.Of(hook)
+	d := &engine.Suspension{Env: env}
 	defer d.Close()
 	if err := suspend(ctx, d, pids); err != nil {
 		return Status{}, d.Failed(err)
@@ -78,12 +78,12 @@ func suspend(ctx context.Context, d *engine.Suspension, pids []int) error {
 
 // beginSuspend begins a session for processes, at the step that they have reached. This program stands
 // in for criu.
-func beginSuspend(hook *hooks.Hook, members []journal.Member, step journal.Step) (*session.Session, error) {
+func beginSuspend(env *session.Env, members []journal.Member, step journal.Step) (*session.Session, error) {
 	self, err := proc.IdentOf(os.Getpid())
 	if err != nil {
 		return nil, err
 	}
-	return hook.NewSession(journal.Record{Kind: journal.KindSuspend, Criu: self, Members: members, Ancestors: session.AncestorsOf(members), Step: step}, session.ByCommand, 0)
+	return env.NewSession(journal.Record{Kind: journal.KindSuspend, Criu: self, Members: members, Ancestors: session.AncestorsOf(members), Step: step}, session.ByCommand, 0)
 }
 
 // noteSuspended notes that the session waits for its resume, and kills the watcher. message is why an
@@ -102,7 +102,7 @@ func noteSuspended(s *session.Session, message string) error {
 // something else has checkpointed a process, nobody knows how much GPU memory its restore takes, and a
 // process that runs out of memory is lost: only with force does Resume try.
 func Resume(ctx context.Context, hook *hooks.Hook, pids []int, force bool) (resumed []Status, err error) {
-	hook = hook.Filled()
+	env := session.Of(hook)
 	defer func() {
 		if len(resumed) > 0 {
 			err = preflight.AsFailure(err)
@@ -116,7 +116,7 @@ func Resume(ctx context.Context, hook *hooks.Hook, pids []int, force bool) (resu
 			continue
 		}
 		done[pid] = true
-		s, err := suspendedSession(ctx, hook, pid)
+		s, err := suspendedSession(ctx, env, pid)
 		if err != nil {
 			return resumed, preflight.AsRefusal(err)
 		}
@@ -135,7 +135,7 @@ func Resume(ctx context.Context, hook *hooks.Hook, pids []int, force bool) (resu
 	if len(unknown) == 0 {
 		return resumed, nil
 	}
-	s, err := adopt(ctx, hook, unknown, force)
+	s, err := adopt(ctx, env, unknown, force)
 	if err != nil || s == nil {
 		return resumed, preflight.AsRefusal(err)
 	}
@@ -150,17 +150,17 @@ func Resume(ctx context.Context, hook *hooks.Hook, pids []int, force bool) (resu
 
 // suspendedSession finds and locks the session in which a process was suspended. It returns nil if
 // there is none.
-func suspendedSession(ctx context.Context, hook *hooks.Hook, pid int) (*session.Session, error) {
-	s, err := sessionOfProcess(hook.Config.RunDir, pid)
+func suspendedSession(ctx context.Context, env *session.Env, pid int) (*session.Session, error) {
+	s, err := sessionOfProcess(env.Config.RunDir, pid)
 	if err != nil || s == nil {
 		return nil, err
 	}
-	if s.Kind != journal.KindSuspend || !s.In(hook.Config.RunDir) {
+	if s.Kind != journal.KindSuspend || !s.In(env.Config.RunDir) {
 		return nil, s.Conflict()
 	}
 	busy := s.Conflict()
 	// If the command was killed, a watcher may be at work on it.
-	wait, cancel := context.WithTimeout(ctx, hook.Config.Lock.Timeout)
+	wait, cancel := context.WithTimeout(ctx, env.Config.Lock.Timeout)
 	defer cancel()
 	s, err = journal.LoadWithin(wait, s.Dir())
 	if errors.Is(err, journal.ErrBusy) {
@@ -173,13 +173,13 @@ func suspendedSession(ctx context.Context, hook *hooks.Hook, pid int) (*session.
 		s.Unlock()
 		return nil, nil // it has been resumed meanwhile
 	}
-	return hook.TakeOn(s, session.ByCommand), nil
+	return env.TakeOn(s, session.ByCommand), nil
 }
 
 // adopt begins a session for processes that no session knows; nil if they all run. They are let run in
 // the end, even if they are stopped: that is how processes look whose journal was lost.
-func adopt(ctx context.Context, hook *hooks.Hook, pids []int, force bool) (*session.Session, error) {
-	d := &engine.Suspension{Env: hook}
+func adopt(ctx context.Context, env *session.Env, pids []int, force bool) (*session.Session, error) {
+	d := &engine.Suspension{Env: env}
 	defer d.Close()
 	if err := take(ctx, d, pids); err != nil {
 		return nil, err
@@ -187,7 +187,7 @@ func adopt(ctx context.Context, hook *hooks.Hook, pids []int, force bool) (*sess
 	if err := inspect.DifferentGPUs(journal.ProcessesOf(d.Members)).Err(); err != nil {
 		return nil, err
 	}
-	ctx, cancel := context.WithTimeout(ctx, hook.Config.Lock.Timeout)
+	ctx, cancel := context.WithTimeout(ctx, env.Config.Lock.Timeout)
 	defer cancel()
 	var needed atomic.Bool
 	err := engine.StatesOf(ctx, d.Targets, func(t *engine.Target, state cudackpt.State) error {
@@ -209,7 +209,7 @@ func adopt(ctx context.Context, hook *hooks.Hook, pids []int, force bool) (*sess
 	for i := range d.Members {
 		d.Members[i].Stopped = false
 	}
-	return beginSuspend(hook, d.Members, journal.StepSuspended)
+	return beginSuspend(env, d.Members, journal.StepSuspended)
 }
 
 // resumeSession resumes the processes of a locked session, and closes it.
@@ -287,8 +287,8 @@ func requireRoom(ctx context.Context, s *journal.Record, driver *cudackpt.Driver
 // Lock locks processes as a dump does: all of them or none, within lock.timeout. It writes no journal:
 // whoever locks must unlock. After an error none is locked, unless it wraps [hooks.ErrNotBack].
 func Lock(ctx context.Context, hook *hooks.Hook, pids []int) error {
-	hook = hook.Filled()
-	d := &engine.Suspension{Env: hook}
+	env := session.Of(hook)
+	d := &engine.Suspension{Env: env}
 	defer d.Close()
 	err := take(ctx, d, pids)
 	if err == nil {
@@ -301,7 +301,7 @@ func Lock(ctx context.Context, hook *hooks.Hook, pids []int) error {
 		return preflight.AsRefusal(err)
 	}
 	if err := d.Lock(ctx); err != nil {
-		if undoErr := d.UnlockAll(context.Background(), hook.Config.Restore.Timeout); undoErr != nil {
+		if undoErr := d.UnlockAll(context.Background(), env.Config.Restore.Timeout); undoErr != nil {
 			return errors.Join(preflight.AsFailure(err), fmt.Errorf("%w, cucriu unlock tries again: %w", hooks.ErrNotBack, undoErr))
 		}
 		return preflight.AsFailure(fmt.Errorf("%w; none is locked", err))
@@ -312,13 +312,13 @@ func Lock(ctx context.Context, hook *hooks.Hook, pids []int) error {
 // Unlock unlocks processes, and returns those that were locked. One that runs is left as it is, and one
 // that was stopped stays stopped.
 func Unlock(ctx context.Context, hook *hooks.Hook, pids []int) (locked []int, err error) {
-	hook = hook.Filled()
-	d := &engine.Suspension{Env: hook}
+	env := session.Of(hook)
+	d := &engine.Suspension{Env: env}
 	defer d.Close()
 	if err := take(ctx, d, pids); err != nil {
 		return nil, preflight.AsRefusal(err)
 	}
-	asking, cancel := context.WithTimeout(ctx, hook.Config.Lock.Timeout)
+	asking, cancel := context.WithTimeout(ctx, env.Config.Lock.Timeout)
 	defer cancel()
 	// A process that is checkpointed must not run, not even under trace.
 	var noting sync.Mutex
@@ -338,7 +338,7 @@ func Unlock(ctx context.Context, hook *hooks.Hook, pids []int) (locked []int, er
 		return nil, preflight.AsRefusal(err)
 	}
 	// It is not given up half way. After an error they are locked as before.
-	return locked, d.UnlockAll(context.WithoutCancel(ctx), hook.Config.Lock.Timeout)
+	return locked, d.UnlockAll(context.WithoutCancel(ctx), env.Config.Lock.Timeout)
 }
 
 // sessionOfProcess finds the open session that a process is in, nil if there is none.

@@ -4,27 +4,26 @@ import (
 	"path/filepath"
 	"testing"
 
+	"cucriu/hooks"
 	"cucriu/hooks/config"
 	"cucriu/internal/session"
-	"cucriu/internal/stages"
-	"cucriu/internal/watch"
 )
 
 // TestAZeroHookHasTheDefaults: a program that forgets the constructor gets errors, and no
 // panic.
 func TestAZeroHookHasTheDefaults(t *testing.T) {
 	nobody := []int{1 << 22} // the kernel gives no process this pid
-	var h session.Env
+	var h hooks.Hook
 	for name, call := range map[string]func() error{
-		"Run":     func() error { return stages.Run(t.Context(), &h, stages.Stage{}) },
+		"Run":     func() error { return hooks.Run(t.Context(), &h, func(string) string { return "" }) },
 		"Lock":    func() error { return Lock(t.Context(), &h, nobody) },
 		"Unlock":  func() error { _, err := Unlock(t.Context(), &h, nobody); return err },
 		"Suspend": func() error { _, err := Suspend(t.Context(), &h, nobody); return err },
 		"Resume":  func() error { _, err := Resume(t.Context(), &h, nobody, false); return err },
 		"States":  func() error { _, err := States(t.Context(), &h, nobody); return err },
-		"Watch":   func() error { return watch.Run(&h, t.TempDir(), nil) },
+		"Watch":   func() error { return hooks.Watch(&h, t.TempDir()) },
 		"check a job": func() error {
-			_, err := h.Host().CheckJob(t.Context(), nobody[0], "")
+			_, err := session.Of(&h).Host().CheckJob(t.Context(), nobody[0], "")
 			return err
 		},
 	} {
@@ -34,7 +33,7 @@ func TestAZeroHookHasTheDefaults(t *testing.T) {
 			}
 		})
 	}
-	if _, err := h.NewPartial(filepath.Join(t.TempDir(), "images")); err != nil {
+	if _, err := session.Of(&h).NewPartial(filepath.Join(t.TempDir(), "images")); err != nil {
 		t.Error(err)
 	}
 	if h.Filled().Config.RunDir != config.Default().RunDir || h.Config.RunDir != "" {

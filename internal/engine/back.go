@@ -75,7 +75,7 @@ func (b *wayBack) restoreState(ctx context.Context) error {
 		{Name: "stop", Do: b.stop},
 		{Name: "park", Do: b.parkUnparked},
 		{Name: "trace", Do: b.trace},
-		{Name: StepRestoreGPU, Do: func(context.Context) error { return b.restore(ctx) }}, // its parts have timeouts of their own
+		{Name: session.StepRestoreGPU, Do: func(context.Context) error { return b.restore(ctx) }}, // its parts have timeouts of their own
 		{Name: "release", Do: b.release},
 		{Name: "move", Do: func(context.Context) error { return b.moveBack(ctx) }}, // as well
 		{Name: "hold", Do: b.holdAgain},
@@ -89,9 +89,6 @@ func (b *wayBack) restoreState(ctx context.Context) error {
 
 // ErrHeld ends the way back at the point where a held restore waits for its decision.
 var ErrHeld = errors.New("the job is complete, and held until the migration is decided")
-
-// StepRestoreGPU is the step of the way back that may take long: [session.Env.Progress] is told of it.
-const StepRestoreGPU = "restore"
 
 // wayBack is one run of the way back.
 type wayBack struct {

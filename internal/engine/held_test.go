@@ -11,6 +11,7 @@ import (
 	"cucriu/internal/inject"
 	"cucriu/internal/journal"
 	"cucriu/internal/proc"
+	"cucriu/internal/session"
 )
 
 // TestNothingIsCheckpointedThatRuns: without its GPU state it would die.
@@ -48,7 +49,7 @@ func TestAHeldRestoreWaitsForItsDecision(t *testing.T) {
 		s := testSession(t, journal.KindSuspend)
 		s.Kind, s.Manifest = journal.KindRestore, new(image.Manifest)
 		s.Hold = &journal.Hold{ID: "a", IfAbandoned: journal.EndHere, Decision: decision}
-		s.Env = s.Env.Filled()
+		s.Env = session.Of(&s.Env.Hook)
 		s.Env.Config.Restore.Timeout = ReleaseTimeout
 		if err := BringBack(t.Context(), nil, s, nil); !errors.Is(err, want) {
 			t.Errorf("decision %q: %v, want %v", decision, err, want)

@@ -26,7 +26,7 @@ func targetsOf(pids ...int) (targets []*Target) {
 // A rank that was locked in an earlier round is not the one whose work does not end.
 func TestATimeoutBlamesWhoWasNeverLocked(t *testing.T) {
 	ranks := targetsOf(1, 2, 3)
-	s := &Suspension{Env: &session.Env{Config: config.Default()}, Targets: ranks}
+	s := &Suspension{Env: session.Of(&config.Hook{Config: config.Default()}), Targets: ranks}
 	first := s.newLocking()
 	for _, rank := range ranks[:2] {
 		if err := first.takeAnswer(t.Context(), lockAnswer{Target: rank, gotIt: true}); err != nil {

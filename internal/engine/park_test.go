@@ -6,6 +6,7 @@ import (
 	"os"
 	"testing"
 
+	"cucriu/hooks/config"
 	"cucriu/internal/journal"
 	"cucriu/internal/proc"
 	"cucriu/internal/session"
@@ -19,7 +20,7 @@ func TestAProcessThatIsHalfParkedIsNotDumped(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer process.Close()
-	d := &Suspension{Env: &session.Env{Log: slog.New(slog.DiscardHandler)}, Session: testSession(t, journal.KindDump)}
+	d := &Suspension{Env: session.Of(&config.Hook{Log: slog.New(slog.DiscardHandler)}), Session: testSession(t, journal.KindDump)}
 	cannot := errors.New("this kernel cannot")
 	if err := d.ParkedOrStopped(t.Context(), process, cannot); err != nil {
 		t.Fatalf("a process that cannot be parked ends the dump: %v", err)

@@ -23,7 +23,7 @@ func testSession(t *testing.T, kind journal.Kind) *session.Session {
 		t.Fatal(err)
 	}
 	defer self.Close()
-	h := &session.Env{Config: config.Config{RunDir: t.TempDir()}}
+	h := session.Of(&config.Hook{Config: config.Config{RunDir: t.TempDir()}})
 	s, err := h.NewSession(journal.Record{Kind: kind, Criu: self.Ident, ImageDir: t.TempDir()}, session.ByCommand, 0)
 	if err != nil {
 		t.Fatal(err)
@@ -38,7 +38,7 @@ func TestARefusalAfterTheLockIsAFailure(t *testing.T) {
 	for _, step := range []journal.Step{journal.StepNone, journal.StepStop} {
 		s := testSession(t, journal.KindDump)
 		s.Step = step
-		d := &Suspension{Env: &session.Env{Log: slog.New(slog.DiscardHandler)}, Session: s}
+		d := &Suspension{Env: session.Of(&config.Hook{Log: slog.New(slog.DiscardHandler)}), Session: s}
 		d.Config.Restore.Timeout = ReleaseTimeout
 		self, err := proc.Open(1) // init lives
 		if err != nil {
@@ -67,7 +67,7 @@ func TestARefusalAfterTheLockIsAFailure(t *testing.T) {
 func TestARefusalAfterTheThawSaysSo(t *testing.T) {
 	s := testSession(t, journal.KindDump)
 	thawed := []proc.Freezer{{Dir: t.TempDir() + "/gone"}}
-	d := &Suspension{Env: &session.Env{Log: slog.New(slog.DiscardHandler)}, Session: s, Thawed: thawed}
+	d := &Suspension{Env: session.Of(&config.Hook{Log: slog.New(slog.DiscardHandler)}), Session: s, Thawed: thawed}
 	err := d.Failed(preflight.Findings{{Name: preflight.FindingCUDAState, Severity: preflight.SeverityError, Message: "is locked"}}.Err())
 	if preflight.Refused(err) {
 		t.Error("a refusal, of which nothing was touched")

@@ -11,6 +11,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"cucriu/hooks/checkpoint"
 	"cucriu/hooks/preflight"
 	"cucriu/internal/proc"
 )
@@ -59,7 +60,7 @@ func checkHere(ctx context.Context, s *core) error {
 			return errors.New("criu cannot dump another user's processes without CAP_SYS_RESOURCE, which this program lacks: add it to the container or service (--cap-add SYS_RESOURCE), or leave out --user")
 		}
 	}
-	findings, err := s.hook.Host().CheckMachine(ctx, s.Criu)
+	findings, err := checkpoint.CheckMachine(ctx, s.hook, s.Criu)
 	if err != nil {
 		return err
 	}

@@ -9,6 +9,7 @@ import (
 
 	"cucriu/cudackpt"
 	"cucriu/hooks"
+	"cucriu/hooks/checkpoint"
 	"cucriu/hooks/config"
 	"cucriu/internal/image"
 	"cucriu/internal/jobs/files"
@@ -113,7 +114,7 @@ func hold(t *testing.T, hook *hooks.Hook, h *journal.Hold, outcome journal.Outco
 	if err := s.Save(); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := hook.Held(h.ID); err != nil {
+	if _, err := checkpoint.FindHeld(hook, h.ID); err != nil {
 		t.Fatal(err)
 	}
 }

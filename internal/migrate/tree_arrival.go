@@ -20,7 +20,6 @@ import (
 	"cucriu/hooks/preflight"
 	"cucriu/internal/criuimage"
 	"cucriu/internal/jobs/files"
-	"cucriu/internal/journal"
 	"cucriu/internal/migrate/commit"
 	"cucriu/internal/migrate/prepare"
 	"cucriu/internal/migrate/wire"
@@ -288,7 +287,7 @@ func (d *treeArrival) restoreHeld(ctx context.Context, dir string, hold *checkpo
 		return err
 	}
 	noting := *d.hook
-	noting.Progress = func(_ *journal.Record, step string) { _ = d.Send(sayProgress, progressMessage{step}) }
+	noting.Progress = func(step hooks.Step) { _ = d.Send(sayProgress, progressMessage{step.Name}) }
 	result, err := checkpoint.Restore(ctx, &noting, dir, checkpoint.Options{
 		Path: d.options.Criu, Hold: hold, Output: os.Stderr,
 		RPC: &rpc.CriuOpts{

@@ -323,12 +323,12 @@ func (s *treeSource) dumpRunning(ctx context.Context, dir string) error {
 // noting is a hook that reports its steps, and the lock, from which on the job is paused.
 func (s *treeSource) noting(locks func()) *hooks.Hook {
 	hook := *s.hook
-	hook.Progress = func(_ *journal.Record, step string) {
-		if step == string(journal.StepLock) {
+	hook.Progress = func(step hooks.Step) {
+		if step.Name == checkpoint.StepLock {
 			locks()
 			s.limit.begin()
 		}
-		s.tell(Progress{Phase: step})
+		s.tell(Progress{Phase: step.Name})
 	}
 	return &hook
 }

@@ -23,9 +23,9 @@ import (
 // testEnv has a run directory of its own.
 func testEnv(t *testing.T) *Env {
 	t.Helper()
-	env := &Env{Config: config.Default()}
+	env := Of(new(config.Hook))
 	env.Config.RunDir = t.TempDir()
-	return env.Filled()
+	return env
 }
 
 // this is this program's process, and another one that has ended: its pid was taken again.

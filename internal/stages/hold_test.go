@@ -31,16 +31,16 @@ func openProcess(t *testing.T, pid int) *proc.Process {
 
 // TestNobodyIsStoppedBeforeThatIsWrittenDown: whoever comes after a kill continues only what the journal names.
 func TestNobodyIsStoppedBeforeThatIsWrittenDown(t *testing.T) {
-	env := &session.Env{Config: config.Default()}
+	env := session.Of(new(config.Hook))
 	env.Config.RunDir = t.TempDir()
 	record := journal.Record{Kind: journal.KindDump, Criu: openProcess(t, os.Getpid()).Ident}
-	s, err := env.Filled().NewSession(record, session.ByCommand, 0)
+	s, err := env.NewSession(record, session.ByCommand, 0)
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer s.Unlock()
 	root := startTree(t, "exec sleep 1000")
-	d := &dump{Suspension: engine.Suspension{Env: env.Filled(), Root: root, Session: s}}
+	d := &dump{Suspension: engine.Suspension{Env: env, Root: root, Session: s}}
 	defer d.Close()
 	if err := os.Rename(s.Dir(), s.Dir()+".away"); err != nil { // nothing can be written
 		t.Fatal(err)

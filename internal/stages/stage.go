@@ -133,7 +133,6 @@ var handlers = map[string]func(*call, context.Context) error{
 // ignores one at pre-resume and post-resume, so there Run ends the tree itself. If an engine drives
 // criu, the error is a [LateError] then.
 func Run(ctx context.Context, env *session.Env, stage Stage) error {
-	env = env.Filled()
 	env.Log = env.Log.With("stage", stage.Action)
 	if stage.Action == "" {
 		return errors.New("CRTOOLS_SCRIPT_ACTION is not set: this program is an action script of criu (criu dump --action-script cucriu-hook …), not a command")
@@ -167,7 +166,7 @@ func Serve(ctx context.Context, env *session.Env, criu *criuutil.Criu, stage Sta
 	if do == nil {
 		return nil
 	}
-	c := &call{env.Filled(), criu, stage, timeline.SinceBoot()}
+	c := &call{env, criu, stage, timeline.SinceBoot()}
 	err := c.named(do(c, ctx))
 	if beginsRequest(stage.Action) && preflight.Refused(err) && ctx.Err() == nil {
 		c.keepRefusal(err)

@@ -31,7 +31,7 @@ func newCaller(t *testing.T) *caller {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { criu.Close() })
-	c := &caller{t: t, criu: criu, hook: &session.Env{Config: config.Config{RunDir: filepath.Join(t.TempDir(), "run")}, Log: slog.New(slog.DiscardHandler)}}
+	c := &caller{t: t, criu: criu, hook: session.Of(&config.Hook{Config: config.Config{RunDir: filepath.Join(t.TempDir(), "run")}, Log: slog.New(slog.DiscardHandler)})}
 	c.fd, err = unix.Open(t.TempDir(), unix.O_RDONLY|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
 	if err != nil {
 		t.Fatal(err)

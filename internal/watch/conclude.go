@@ -198,7 +198,6 @@ func awaitRelease(ctx context.Context, targets []*engine.Target) error {
 // it; nil if there is none. cause is why criu failed, for the journal; empty if it did not, or it is
 // not known.
 func Finish(ctx context.Context, env *session.Env, kind journal.Kind, criu proc.Ident, cause string) (*journal.Session, error) {
-	env = env.Filled()
 	ctx = context.WithoutCancel(ctx)
 	deadline := time.Now().Add(env.Config.Lock.Timeout) // gives a watcher that fails at first time for another try
 	s, err := session.LatestSessionOf(env, kind, criu, session.ByCommand, false)
@@ -243,7 +242,6 @@ func failedTry(runDir string, kind journal.Kind, criu proc.Ident) *journal.Sessi
 // AwaitStandstill waits until every thread of a tree that was left stopped has stopped: criu does not
 // wait for its SIGSTOP to take effect.
 func AwaitStandstill(ctx context.Context, env *session.Env, root int) error {
-	env = env.Filled()
 	pids, err := proc.Tree(root)
 	if errors.Is(err, proc.ErrGone) {
 		return nil

@@ -23,7 +23,6 @@ var ErrDecided = errors.New("the migration was decided otherwise")
 // and goes on with what is not finished. It wraps [session.ErrNotBack] as [Recover] does, and is
 // [os.ErrNotExist] if there is no hold of this name.
 func Decide(ctx context.Context, env *session.Env, id string, decision journal.Decision) error {
-	env = env.Filled()
 	s, err := holdNamed(ctx, env, id)
 	if err != nil {
 		return err
@@ -60,7 +59,6 @@ func Decide(ctx context.Context, env *session.Env, id string, decision journal.D
 // Promise notes that the other side may count on a held job from now on: only a decision ends it, and
 // not the end of the holder.
 func Promise(ctx context.Context, env *session.Env, id string) error {
-	env = env.Filled()
 	s, err := holdNamed(ctx, env, id)
 	if err != nil {
 		return err
@@ -80,7 +78,6 @@ func Promise(ctx context.Context, env *session.Env, id string) error {
 // NoteTold notes that the other side knows what was decided. Until then the session of a job that was
 // ended here is kept.
 func NoteTold(ctx context.Context, env *session.Env, id string) error {
-	env = env.Filled()
 	s, err := holdNamed(ctx, env, id)
 	if errors.Is(err, os.ErrNotExist) {
 		return nil

@@ -32,7 +32,7 @@ func identOf(t *testing.T, pid int) (id, ended proc.Ident) {
 // restoreOf makes the session of a restore.
 func restoreOf(t *testing.T, r journal.Record) *session.Session {
 	t.Helper()
-	env := &session.Env{Config: config.Default()}
+	env := session.Of(new(config.Hook))
 	env.Config.RunDir = t.TempDir()
 	env.Config.Driver.Library = "/nonexistent"
 	gpu := cudackpt.GPU{UUID: cudackpt.UUID{1}}
@@ -40,7 +40,7 @@ func restoreOf(t *testing.T, r journal.Record) *session.Session {
 		Version: 1, DriverVersion: "1", RootPID: 7,
 		Processes: []image.Process{{PID: 7, GPUs: []cudackpt.GPU{gpu}}},
 	}
-	s, err := env.Filled().NewSession(r, session.ByCommand, 0)
+	s, err := env.NewSession(r, session.ByCommand, 0)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -19,7 +19,6 @@ import (
 // worked on, and those on which somebody else is at work. The errors of those that are not finished
 // wrap [session.ErrNotBack].
 func Recover(ctx context.Context, env *session.Env) ([]*journal.Session, error) {
-	env = env.Filled()
 	dirs, err := sessionDirs(env)
 	if err != nil {
 		return nil, err

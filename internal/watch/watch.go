@@ -29,7 +29,6 @@ type ServeStages func(ctx context.Context, s *session.Session, over func()) (sto
 // ignores the signals that end a service or a terminal session, because it holds a job that waits to be
 // brought back. Its life is bounded by that of criu, or of the command to which the session belongs.
 func Run(env *session.Env, dir string, serve ServeStages) error {
-	env = env.Filled()
 	signal.Ignore(unix.SIGHUP, unix.SIGINT, unix.SIGTERM, unix.SIGPIPE)
 	err := watch(context.Background(), env, dir, serve)
 	if err != nil {

@@ -10,8 +10,8 @@ import (
 	"testing"
 	"time"
 
-	"cucriu/internal/engine"
 	"cucriu/internal/journal"
+	"cucriu/internal/session"
 	"cucriu/internal/testenv"
 	"cucriu/internal/testenv/hosts"
 	"cucriu/internal/timeline"
@@ -33,7 +33,7 @@ func checkTimeline(t *testing.T, r result) {
 		switch {
 		case span.Name == "restore" && trace.RowOf(span) == "a":
 			waited = span
-		case trace.RowOf(span) == "b" && (span.Name == string(journal.StepPreRestore) || span.Name == engine.StepRestoreGPU):
+		case trace.RowOf(span) == "b" && (span.Name == string(journal.StepPreRestore) || span.Name == session.StepRestoreGPU):
 			restores++
 			if span.Start < waited.Start-wrong || span.Start+span.Duration > waited.Start+waited.Duration+wrong {
 				t.Errorf("%s took from %d to %d µs, and the source waited from %d to %d", span.Name, span.Start, span.Start+span.Duration, waited.Start, waited.Start+waited.Duration)

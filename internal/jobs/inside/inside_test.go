@@ -26,14 +26,14 @@ func TestTheJobIsRecoveredWhenCriuHasEnded(t *testing.T) {
 			}
 			settings := config.Default()
 			settings.RunDir, settings.Lock.Timeout = t.TempDir(), time.Hour
-			env := (&session.Env{Config: settings}).Filled()
+			env := session.Of(&config.Hook{Config: settings})
 			s, err := env.NewSession(record, session.ByCommand, 0)
 			if err != nil {
 				t.Fatal(err)
 			}
 			s.Unlock()
 			recovered := make(chan error, 1)
-			go func() { recovered <- recoverJob(t.Context(), env) }()
+			go func() { recovered <- recoverJob(t.Context(), &env.Hook) }()
 			select {
 			case err := <-recovered:
 				t.Fatalf("the job is said to be back, and criu lives: %v", err)

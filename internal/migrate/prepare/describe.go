@@ -17,12 +17,13 @@ import (
 	"cucriu/hooks"
 	"cucriu/internal/inspect"
 	"cucriu/internal/proc"
+	"cucriu/internal/session"
 )
 
 // Describe describes the job below root, which keeps running. criu is the path of the criu that
 // is to dump it; empty for the system's. Describe touches nothing, and leaves Map empty.
 func Describe(ctx context.Context, hook *hooks.Hook, root int, criu string) (*Job, error) {
-	host := hook.Host()
+	host := session.Of(hook).Host()
 	ctx, cancel := context.WithTimeout(ctx, host.Timeout)
 	defer cancel()
 	pids, err := proc.Tree(root)

@@ -16,6 +16,7 @@ import (
 	"cucriu/hooks/preflight"
 	"cucriu/internal/criuimage"
 	"cucriu/internal/inspect"
+	"cucriu/internal/session"
 )
 
 // Room is what a destination offers.
@@ -52,7 +53,7 @@ func Judge(ctx context.Context, hook *hooks.Hook, j *Job, room Room) (*Judgement
 	if err != nil {
 		return nil, err
 	}
-	host := hook.Host()
+	host := session.Of(hook).Host()
 	if len(j.Map) > 0 {
 		host.Map = j.Map
 	}

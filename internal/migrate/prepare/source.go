@@ -8,6 +8,7 @@ import (
 	"cucriu/hooks/checkpoint"
 	"cucriu/hooks/preflight"
 	"cucriu/internal/inspect"
+	"cucriu/internal/session"
 )
 
 // JudgeSource finds out at the source whether the job that [Describe] has described can leave: what
@@ -15,7 +16,7 @@ import (
 // runs at the destination. It touches nothing.
 func JudgeSource(ctx context.Context, hook *hooks.Hook, j *Job, room Room) (*Judgement, error) {
 	hook = hook.Filled()
-	findings, err := machineFindings(ctx, hook.Host(), j, room.Criu)
+	findings, err := machineFindings(ctx, session.Of(hook).Host(), j, room.Criu)
 	if err != nil {
 		return nil, err
 	}
