@@ -10,6 +10,8 @@ import (
 	"hash/crc32"
 	"io"
 	"sort"
+
+	"cucriu/internal/durable"
 )
 
 // Dump is the memory of a process in a dump, or shared memory.
@@ -182,7 +184,7 @@ func (c *comparer) readBase(buffer []byte) error {
 	if n, err := c.base.Pages.ReadAt(buffer, c.offset); n < len(buffer) {
 		return fmt.Errorf("%w: %w", ErrUnreadable, err)
 	}
-	c.sum = crc32.Update(c.sum, crc32.MakeTable(crc32.Castagnoli), buffer)
+	c.sum = crc32.Update(c.sum, durable.Castagnoli, buffer)
 	c.offset += int64(len(buffer))
 	c.done += uint64(len(buffer)) / PageSize()
 	return nil

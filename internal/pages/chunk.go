@@ -8,6 +8,8 @@ import (
 
 	"github.com/klauspost/compress/s2"
 	"github.com/klauspost/compress/zstd"
+
+	"cucriu/internal/durable"
 )
 
 // ChunkSize is the most memory that one chunk covers, in bytes. No chunk crosses an address
@@ -54,9 +56,7 @@ func ParseCodec(name string) (Codec, error) {
 	return 0, fmt.Errorf("unsupported codec %q", name)
 }
 
-var castagnoli = crc32.MakeTable(crc32.Castagnoli)
-
-func checksum(memory []byte) uint32 { return crc32.Checksum(memory, castagnoli) }
+func checksum(memory []byte) uint32 { return crc32.Checksum(memory, durable.Castagnoli) }
 
 // coder compresses and decompresses for one worker.
 type coder struct {

@@ -13,6 +13,8 @@ import (
 
 	"golang.org/x/sync/errgroup"
 	"golang.org/x/sys/unix"
+
+	"cucriu/internal/durable"
 )
 
 const (
@@ -25,8 +27,6 @@ const (
 	// endingSize is how much of a file's end is compared.
 	endingSize = 4096 // bytes
 )
-
-var castagnoli = crc32.MakeTable(crc32.Castagnoli)
 
 // dataOf returns the parts of a file between two offsets that are not holes, in pieces that have one
 // checksum each.
@@ -160,7 +160,7 @@ func copyAll(ctx context.Context, dir *os.Root, transfers []transfer, progress *
 
 // copyPiece copies a number of bytes, and returns their checksum.
 func copyPiece(to io.Writer, from io.Reader, bytes int64, buffer []byte) (uint32, error) {
-	crc := crc32.New(castagnoli)
+	crc := crc32.New(durable.Castagnoli)
 	n, err := io.CopyBuffer(io.MultiWriter(crc, to), from, buffer)
 	if err == nil && n != bytes {
 		err = fmt.Errorf("only %d of %d bytes are left: %w", n, bytes, io.ErrUnexpectedEOF)
@@ -288,5 +288,5 @@ func endingOf(f io.ReaderAt, size int64) (*ending, error) {
 	if _, err := f.ReadAt(data, size-int64(len(data))); err != nil {
 		return nil, err
 	}
-	return &ending{Length: int64(len(data)), CRC32C: crc32.Checksum(data, castagnoli)}, nil
+	return &ending{Length: int64(len(data)), CRC32C: crc32.Checksum(data, durable.Castagnoli)}, nil
 }

@@ -11,6 +11,8 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"cucriu/internal/durable"
 )
 
 // The files in a checkpoint's directory.
@@ -137,7 +139,7 @@ func (l list) write(dir string) error {
 	if err != nil {
 		return err
 	}
-	data, err := json.Marshal(sealed{CRC32C: crc32.Checksum(raw, castagnoli), List: raw})
+	data, err := json.Marshal(sealed{CRC32C: crc32.Checksum(raw, durable.Castagnoli), List: raw})
 	if err != nil {
 		return err
 	}
@@ -165,7 +167,7 @@ func readList(dir string) (list, error) {
 	var l list
 	var s sealed
 	err = json.Unmarshal(data, &s)
-	if crc := crc32.Checksum(s.List, castagnoli); err == nil && crc != s.CRC32C {
+	if crc := crc32.Checksum(s.List, durable.Castagnoli); err == nil && crc != s.CRC32C {
 		err = fmt.Errorf("its checksum is %08x, not %08x", crc, s.CRC32C)
 	}
 	if err == nil {

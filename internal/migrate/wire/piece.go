@@ -10,6 +10,8 @@ import (
 	"regexp"
 
 	"github.com/klauspost/compress/zstd"
+
+	"cucriu/internal/durable"
 )
 
 const (
@@ -35,9 +37,8 @@ type fileRange struct {
 }
 
 var (
-	castagnoli = crc32.MakeTable(crc32.Castagnoli)
-	namePlain  = regexp.MustCompile(`^[A-Za-z0-9_][A-Za-z0-9._-]{0,200}$`)
-	zeros      [PieceSize]byte
+	namePlain = regexp.MustCompile(`^[A-Za-z0-9_][A-Za-z0-9._-]{0,200}$`)
+	zeros     [PieceSize]byte
 )
 
 func checkName(name string) error {
@@ -49,7 +50,7 @@ func checkName(name string) error {
 
 // The checksum of a piece is the CRC-32C of the header that names the ranges, followed by the pieces
 // before and this one: so a piece is where it belongs, too.
-func startSum(header string) uint32 { return crc32.Checksum([]byte(header), castagnoli) }
+func startSum(header string) uint32 { return crc32.Checksum([]byte(header), durable.Castagnoli) }
 
 // packer makes pieces ready to be sent, for one request at a time.
 type packer struct {
@@ -78,7 +79,7 @@ func newPacker(o SendOptions, l *link) (*packer, error) {
 func (p *packer) pack(size int64, sum uint32) ([]byte, uint32) {
 	out := p.plain[:headSize+size]
 	content := out[headSize:]
-	sum = crc32.Update(sum, castagnoli, content)
+	sum = crc32.Update(sum, durable.Castagnoli, content)
 	switch {
 	case content[0] == 0 && bytes.Equal(content, zeros[:size]):
 		out = out[:headSize]
@@ -140,7 +141,7 @@ func (u *unpacker) next(from io.Reader, size int64) (content []byte, err error) 
 			return nil, fmt.Errorf("a damaged piece was received: %w", err)
 		}
 	}
-	u.sum = crc32.Update(u.sum, castagnoli, content)
+	u.sum = crc32.Update(u.sum, durable.Castagnoli, content)
 	if sent := binary.LittleEndian.Uint32(u.head[4:]); sent != u.sum {
 		return nil, errors.New("a damaged piece was received: checksum mismatch")
 	}
