@@ -140,7 +140,7 @@ func (b *wayBack) findCUDA(ctx context.Context) error {
 // stop brings every thread into the group-stop, out of a freezer too: the SIGSTOP is queued before the
 // thaw, and takes effect before a thawed thread runs on.
 func (b *wayBack) stop(ctx context.Context) error {
-	if err := session.SignalProcesses(unix.SIGSTOP, ProcessesOf(b.cuda)...); err != nil {
+	if err := proc.SignalAll(unix.SIGSTOP, ProcessesOf(b.cuda)...); err != nil {
 		return err
 	}
 	if err := thawAll(ctx, b.cuda); err != nil {
@@ -202,7 +202,7 @@ func (b *wayBack) letRun(ctx context.Context) error {
 	}
 	for _, t := range b.all {
 		if b.goesOn(t) {
-			if err := session.SignalProcesses(unix.SIGCONT, t.Process); err != nil {
+			if err := proc.SignalAll(unix.SIGCONT, t.Process); err != nil {
 				return err
 			}
 		}
@@ -276,7 +276,7 @@ func (b *wayBack) releaseConnections(ctx context.Context) error {
 
 func FindLocks(r *journal.Record) (*netlock.Locks, error) {
 	tree, err := session.OpenTree(r)
-	defer session.CloseAll(tree)
+	defer proc.CloseAll(tree)
 	if err != nil {
 		return nil, err
 	}

@@ -413,7 +413,7 @@ func (s *Suspension) doWithoutAgents(ctx context.Context, reason error, stopTree
 		}
 		t.Parked = nil
 	}
-	if err := session.SignalProcesses(unix.SIGCONT, append(ProcessesOf(s.Targets), s.Others...)...); err != nil {
+	if err := proc.SignalAll(unix.SIGCONT, append(ProcessesOf(s.Targets), s.Others...)...); err != nil {
 		return err
 	}
 	for _, other := range s.Others {

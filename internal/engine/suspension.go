@@ -78,7 +78,7 @@ func PidsOf(targets []*Target) []int {
 func (s *Suspension) Stop(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, s.PatienceForAll())
 	defer cancel()
-	if err := session.SignalProcesses(unix.SIGSTOP, ProcessesOf(s.Targets)...); err != nil {
+	if err := proc.SignalAll(unix.SIGSTOP, ProcessesOf(s.Targets)...); err != nil {
 		return err
 	}
 	return s.AwaitStopped(ctx, ProcessesOf(s.Targets))

@@ -62,7 +62,7 @@ func (in *instance) tellOthers(ctx context.Context, root, command *proc.Process)
 	look := instance{root: root}
 	if all := look.others(); len(all) > 0 && ctx.Err() == nil {
 		in.say(fmt.Sprintf("the command of %s has ended, and the job waits for its other processes (--wait-all): %s", in.name, namesOf(all)))
-		closeAll(all)
+		proc.CloseAll(all)
 	}
 }
 
@@ -83,9 +83,9 @@ func (in *instance) endOthers(ctx context.Context) {
 	if len(all) > 0 {
 		in.say(fmt.Sprintf("the command of %s has ended while other processes of the job run, which are ended (--wait-all waits for them): %s", in.name, namesOf(all)))
 	}
-	signalAll(all, unix.SIGTERM)
-	signalAll(append(all, in.root), unix.SIGCONT) // who is stopped could not react
-	closeAll(all)
+	_ = proc.SignalAll(unix.SIGTERM, all...)
+	_ = proc.SignalAll(unix.SIGCONT, append(all, in.root)...) // who is stopped could not react
+	proc.CloseAll(all)
 	grace, cancel := context.WithTimeout(ctx, othersGrace)
 	defer cancel()
 	if in.root.WaitExit(grace) == nil || errors.Is(ctx.Err(), context.Canceled) {
@@ -93,22 +93,10 @@ func (in *instance) endOthers(ctx context.Context) {
 	}
 	for begin := time.Now(); time.Since(begin) < exitPatience && ctx.Err() == nil; {
 		all := in.others()
-		signalAll(all, unix.SIGKILL)
-		closeAll(all)
+		_ = proc.SignalAll(unix.SIGKILL, all...)
+		proc.CloseAll(all)
 		if in.rootEnds() {
 			return
 		}
-	}
-}
-
-func signalAll(all []*proc.Process, sig unix.Signal) {
-	for _, p := range all {
-		_ = p.Signal(sig) // it may have ended
-	}
-}
-
-func closeAll(all []*proc.Process) {
-	for _, p := range all {
-		p.Close()
 	}
 }

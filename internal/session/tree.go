@@ -3,7 +3,6 @@ package session
 import (
 	"context"
 	"errors"
-	"fmt"
 	"slices"
 	"strings"
 	"time"
@@ -14,41 +13,15 @@ import (
 	"cucriu/internal/proc"
 )
 
-// KillTree kills the root, all its descendants, and the members wherever they are. It stops them first,
-// so no parent sees its child killed and acts on it.
+// KillTree kills the root, all its descendants, and the members wherever they are: see [proc.KillTree]. A process
+// that is exiting counts as ended, even if nobody has reaped it: at pre-resume criu traces the threads, and reaps
+// none of them before this program has ended.
 func KillTree(r *journal.Record) error {
-	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
-	defer cancel()
-	stopped := make(map[proc.Ident]bool)
-	for ; ; time.Sleep(time.Millisecond) {
-		processes, err := OpenTree(r)
-		if err != nil {
-			return err
-		}
-		// A process that is exiting counts as ended, even if nobody has reaped it: at pre-resume criu
-		// traces the threads, and reaps none of them before this program has ended.
-		alive := slices.DeleteFunc(slices.Clone(processes), (*proc.Process).Exiting)
-		stopping, cancelStopping := context.WithTimeout(ctx, 2*time.Second)
-		_ = proc.Stop(stopping, alive...) // what does not stop is killed all the same
-		cancelStopping()
-		// One that was not stopped yet may have forked since this walk, and nobody finds its child once
-		// it is dead. So nobody is killed before a walk finds only those that the last one has stopped.
-		known := true
-		for _, p := range alive {
-			known = known && stopped[p.Ident]
-			stopped[p.Ident] = true
-		}
-		if known || ctx.Err() != nil {
-			err = SignalProcesses(unix.SIGKILL, alive...)
-		}
-		CloseAll(processes)
-		if err != nil || len(alive) == 0 {
-			return err
-		}
-		if ctx.Err() != nil {
-			return fmt.Errorf("%d processes are still alive after SIGKILL", len(alive))
-		}
-	}
+	return proc.KillTree(r.Root, known(r), (*proc.Process).Exiting)
+}
+
+func known(r *journal.Record) []proc.Ident {
+	return slices.Concat(journal.IdentsOf(r.Members), r.Tree, r.Others)
 }
 
 func StopTree(r *journal.Record) error {
@@ -56,8 +29,8 @@ func StopTree(r *journal.Record) error {
 	if err != nil {
 		return err
 	}
-	defer CloseAll(processes)
-	return SignalProcesses(unix.SIGSTOP, processes...)
+	defer proc.CloseAll(processes)
+	return proc.SignalAll(unix.SIGSTOP, processes...)
 }
 
 // StopMembers sends SIGSTOP to the processes that may be checkpointed.
@@ -69,59 +42,7 @@ func StopMembers(r *journal.Record) error {
 }
 
 // OpenTree takes hold of the living processes of the session.
-func OpenTree(r *journal.Record) ([]*proc.Process, error) {
-	var processes []*proc.Process
-	held := make(map[int]bool)
-	hold := func(process *proc.Process, err error) {
-		switch {
-		case err != nil: // it has ended
-		case held[process.PID]:
-			process.Close()
-		default:
-			held[process.PID] = true
-			processes = append(processes, process)
-		}
-	}
-	for _, id := range slices.Concat(journal.IdentsOf(r.Members), r.Tree, r.Others) {
-		hold(proc.Reopen(id))
-	}
-	if r.Root == nil {
-		return processes, nil
-	}
-	root, err := proc.Reopen(*r.Root)
-	if errors.Is(err, proc.ErrGone) {
-		return processes, nil
-	}
-	if err != nil {
-		return processes, err
-	}
-	pids, err := proc.Tree(root.PID)
-	hold(root, nil)
-	if err != nil && !errors.Is(err, proc.ErrGone) {
-		return processes, err
-	}
-	for _, pid := range pids {
-		hold(proc.Open(pid))
-	}
-	return processes, nil
-}
-
-func CloseAll(processes []*proc.Process) {
-	for _, p := range processes {
-		p.Close()
-	}
-}
-
-// SignalProcesses sends a signal to those that have not ended.
-func SignalProcesses(signal unix.Signal, processes ...*proc.Process) error {
-	var errs []error
-	for _, p := range processes {
-		if err := p.Signal(signal); err != nil && !errors.Is(err, proc.ErrGone) {
-			errs = append(errs, err)
-		}
-	}
-	return errors.Join(errs...)
-}
+func OpenTree(r *journal.Record) ([]*proc.Process, error) { return proc.OpenTree(r.Root, known(r)) }
 
 // SignalKnown sends a signal to those that have not ended. A new process that has got one of their pids
 // does not get it.

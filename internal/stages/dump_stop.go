@@ -15,7 +15,6 @@ import (
 	"cucriu/internal/inspect"
 	"cucriu/internal/journal"
 	"cucriu/internal/proc"
-	"cucriu/internal/session"
 )
 
 // stopTree puts every thread of the tree into the group-stop: a thread that synchronized with the GPU
@@ -24,7 +23,7 @@ import (
 func (d *dump) stopTree(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, d.PatienceForAll())
 	defer cancel()
-	if err := session.SignalProcesses(unix.SIGSTOP, engine.ProcessesOf(d.Targets)...); err != nil {
+	if err := proc.SignalAll(unix.SIGSTOP, engine.ProcessesOf(d.Targets)...); err != nil {
 		return err
 	}
 	for again := true; again; {
@@ -68,7 +67,7 @@ func (d *dump) stopOthers(ctx context.Context) (bool, error) {
 	if err := d.Session.Save(); err != nil {
 		return false, err
 	}
-	if err := session.SignalProcesses(unix.SIGSTOP, found...); err != nil {
+	if err := proc.SignalAll(unix.SIGSTOP, found...); err != nil {
 		return false, err
 	}
 	return true, d.AwaitStopped(ctx, found)

@@ -124,7 +124,7 @@ func endDumped(ctx context.Context, s *session.Session) error {
 	var err, removeErr error
 	if s.Hold.KeepsConnections {
 		tree, treeErr := session.OpenTree(&s.Record)
-		defer session.CloseAll(tree)
+		defer proc.CloseAll(tree)
 		if err = errors.Join(treeErr, session.KillTree(&s.Record)); err == nil {
 			awaitEnds(ctx, tree)
 			removeErr = remove()

@@ -7,7 +7,6 @@ import (
 	"os"
 	"os/signal"
 	"path/filepath"
-	"slices"
 	"syscall"
 	"time"
 
@@ -133,62 +132,20 @@ func (p *Sandbox) killAdopted() error {
 	if p.init == nil {
 		return nil
 	}
-	if err := p.init.Signal(unix.SIGKILL); err != nil && !errors.Is(err, proc.ErrGone) {
+	if err := proc.SignalAll(unix.SIGKILL, p.init); err != nil {
 		return err
 	}
-	return waitKilled(p.init)
-}
-
-func waitKilled(process *proc.Process) error {
 	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
 	defer cancel()
-	if err := process.WaitExit(ctx); err != nil {
-		return fmt.Errorf("%v was killed and has not ended: %w", process, err)
+	if err := p.init.WaitExit(ctx); err != nil {
+		return fmt.Errorf("the keeper, %v, was killed and has not ended: %w", p.init, err)
 	}
 	return nil
 }
 
-// killTree kills a process and all its descendants, and returns when it has ended. They are
-// stopped first, so that none is born meanwhile.
+// killTree ends a process and all its descendants.
 func killTree(root *proc.Process) error {
-	var found []*proc.Process
-	defer func() {
-		for _, p := range found {
-			p.Close()
-		}
-	}()
-	for more := true; more && root.Alive(); {
-		pids, err := proc.Tree(root.PID)
-		if err != nil && !errors.Is(err, proc.ErrGone) {
-			return err
-		}
-		more = false
-		for _, pid := range pids {
-			if slices.ContainsFunc(found, func(p *proc.Process) bool { return p.PID == pid }) {
-				continue
-			}
-			p, err := proc.Open(pid)
-			if errors.Is(err, proc.ErrGone) {
-				continue
-			}
-			if err != nil {
-				return err
-			}
-			found, more = append(found, p), true
-			_ = p.Signal(unix.SIGSTOP) // it may have ended
-		}
-	}
-	for _, p := range found {
-		if err := p.Signal(unix.SIGKILL); err != nil && !errors.Is(err, proc.ErrGone) {
-			return err
-		}
-	}
-	for _, p := range found {
-		if err := waitKilled(p); err != nil {
-			return err
-		}
-	}
-	return nil
+	return proc.KillTree(&root.Ident, nil, func(p *proc.Process) bool { return !p.Alive() })
 }
 
 // Keep is the keeper of an adopted job, until it is killed.
