@@ -36,6 +36,22 @@ func Write(path string, data []byte) error {
 	return Sync(dir)
 }
 
+// Replace is [Write] for a file that means nothing once the host has ended: it need not be on disk.
+func Replace(path string, data []byte) error {
+	f, err := os.CreateTemp(filepath.Dir(path), "."+filepath.Base(path))
+	if err != nil {
+		return err
+	}
+	_, err = f.Write(data)
+	if err = cmp.Or(err, f.Close()); err == nil {
+		err = os.Rename(f.Name(), path)
+	}
+	if err != nil {
+		_ = os.Remove(f.Name())
+	}
+	return err
+}
+
 // ReadFile reads a file that somebody else may have put there. It follows no link at its end, waits
 // for no pipe, and reads no more than limit bytes.
 func ReadFile(path string, limit int64) ([]byte, error) {
@@ -52,6 +68,9 @@ func ReadAll(f *os.File, limit int64) ([]byte, error) {
 	info, err := f.Stat()
 	if err != nil {
 		return nil, err
+	}
+	if info.IsDir() {
+		return nil, &fs.PathError{Op: "read", Path: f.Name(), Err: unix.EISDIR}
 	}
 	if !info.Mode().IsRegular() || info.Size() > limit {
 		return nil, fmt.Errorf("%s is not a regular file of at most %d bytes", f.Name(), limit)
