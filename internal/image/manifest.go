@@ -1,22 +1,19 @@
 package image
 
 import (
-	"bytes"
-	"encoding/json"
 	"errors"
 	"fmt"
-	"io"
 	"os"
 	"path/filepath"
 	"time"
 
 	"cucriu/cudackpt"
-	"cucriu/internal/durable"
 	"cucriu/internal/fault"
 	"cucriu/internal/gpumap"
 	"cucriu/internal/inject"
 	"cucriu/internal/pages"
 	"cucriu/internal/proc"
+	"cucriu/internal/records"
 )
 
 // ManifestName is the manifest's file name in the image directory.
@@ -30,11 +27,15 @@ const (
 	BasedVersion     = 6 // that is complete only together with an earlier image
 	SettingsVersion  = 7 // with what processes and sockets are given again
 	latestVersion    = SettingsVersion
-	maxManifestBytes = 64 << 20
 	maxProcesses     = 1 << 14
 	maxGPUs          = 1 << 8
 	maxMemoryBytes   = 1 << 50 // of one process, on one GPU
 )
+
+var manifestKind = records.Kind[Manifest]{
+	Name: ManifestName, What: "manifest", Version: latestVersion, Limit: 64 << 20, Strict: true, Check: (*Manifest).Validate,
+	Remedy: "copy the image again from its source, or restore another one",
+}
 
 // Manifest tells the restore side which CUDA processes criu's image holds, and what they need.
 // It lies beside criu's own files.
@@ -92,7 +93,7 @@ type Out struct {
 
 // Write replaces the manifest of an image directory atomically.
 func (m Manifest) Write(dir string) error {
-	if err := durable.WriteJSON(filepath.Join(dir, ManifestName), m); err != nil {
+	if err := manifestKind.Write(dir, m); err != nil {
 		return fmt.Errorf("write the manifest: %w", err)
 	}
 	return nil
@@ -113,38 +114,16 @@ func RemoveEarlier(dir string) error {
 // ReadManifest reads and checks the manifest of an image directory. If there is none, the image
 // holds no CUDA process and the error is [os.ErrNotExist], unless there is GPU state.
 func ReadManifest(dir string) (Manifest, error) {
-	path := filepath.Join(dir, ManifestName)
 	if info, err := os.Stat(dir); err != nil || !info.IsDir() {
 		return Manifest{}, fmt.Errorf("manifest: %s is not an image directory", dir)
 	}
-	data, err := durable.ReadFile(path, maxManifestBytes)
+	m, err := manifestKind.Read(dir)
 	if errors.Is(err, os.ErrNotExist) {
 		if state, _ := pages.Names(dir); len(state) > 0 {
-			return Manifest{}, fault.New(path+" is missing: the image is incomplete", "copy the image again from its source, or restore another one")
+			return Manifest{}, fault.New(manifestKind.Path(dir)+" is missing: the image is incomplete", manifestKind.Remedy)
 		}
 	}
 	if err != nil {
-		return Manifest{}, fmt.Errorf("manifest: %w", err)
-	}
-	m, err := ParseManifest(data)
-	if err != nil {
-		return Manifest{}, fmt.Errorf("manifest %s: %w", path, err)
-	}
-	return m, nil
-}
-
-// ParseManifest reads a manifest and refuses one that no dump can have written.
-func ParseManifest(data []byte) (Manifest, error) {
-	decoder := json.NewDecoder(bytes.NewReader(data))
-	decoder.DisallowUnknownFields()
-	var m Manifest
-	if err := decoder.Decode(&m); err != nil {
-		return Manifest{}, fmt.Errorf("damaged: %w", err)
-	}
-	if _, err := decoder.Token(); !errors.Is(err, io.EOF) {
-		return Manifest{}, errors.New("damaged: trailing data")
-	}
-	if err := m.Validate(); err != nil {
 		return Manifest{}, err
 	}
 	return m, nil
@@ -175,77 +154,77 @@ func (m Manifest) Validate() error {
 	case m.Version < 1 || m.Version > latestVersion:
 		return fault.New(fmt.Sprintf("the manifest has version %d, but this cucriu reads versions 1 to %d", m.Version, latestVersion), "use the version of cucriu that made the image")
 	case len(m.Scheduling) > 0 && m.Version < ScheduledVersion:
-		return fmt.Errorf("damaged: it has thread scheduling data, but version %d", m.Version)
+		return fmt.Errorf("it has thread scheduling data, but version %d", m.Version)
 	case len(m.Settings) > 0 && m.Version < SettingsVersion || len(m.Settings) > maxProcesses:
-		return fmt.Errorf("damaged: it has settings of %d processes, but version %d", len(m.Settings), m.Version)
+		return fmt.Errorf("it has settings of %d processes, but version %d", len(m.Settings), m.Version)
 	case m.DriverVersion == "" && len(m.Processes) > 0:
-		return errors.New("damaged: no driver version")
+		return errors.New("no driver version")
 	case !isPrintable(m.DriverVersion):
-		return fmt.Errorf("damaged: the driver version is %q", m.DriverVersion)
+		return fmt.Errorf("the driver version is %q", m.DriverVersion)
 	case m.RootPID <= 0:
-		return fmt.Errorf("damaged: the root has the invalid pid %d", m.RootPID)
+		return fmt.Errorf("the root has the invalid pid %d", m.RootPID)
 	case len(m.StoppedOthers) > maxProcesses:
-		return fmt.Errorf("damaged: %d stopped processes", len(m.StoppedOthers))
+		return fmt.Errorf("%d stopped processes", len(m.StoppedOthers))
 	case len(m.Processes) == 0 && len(m.Parked) == 0 || len(m.Processes) > maxProcesses:
-		return fmt.Errorf("damaged: %d processes", len(m.Processes))
+		return fmt.Errorf("%d processes", len(m.Processes))
 	}
 	for _, settings := range m.Settings {
 		if err := settings.Validate(); err != nil {
-			return fmt.Errorf("damaged: %w", err)
+			return fmt.Errorf("%w", err)
 		}
 	}
 	isParked := make(map[int]bool)
 	for _, parked := range m.Parked {
 		if err := parked.Validate(); err != nil {
-			return fmt.Errorf("damaged: process %d: %w", parked.PID, err)
+			return fmt.Errorf("process %d: %w", parked.PID, err)
 		}
 		if isParked[parked.PID] {
-			return fmt.Errorf("damaged: process %d is parked twice", parked.PID)
+			return fmt.Errorf("process %d is parked twice", parked.PID)
 		}
 		isParked[parked.PID] = true
 	}
 	pids := make(map[int]bool)
 	if m.Base != "" && (m.Version < BasedVersion || !filepath.IsAbs(m.Base)) {
-		return fmt.Errorf("damaged: it is based on %q, but has version %d", m.Base, m.Version)
+		return fmt.Errorf("it is based on %q, but has version %d", m.Base, m.Version)
 	}
 	for _, p := range m.Processes {
 		if p.PID <= 0 || pids[p.PID] {
-			return fmt.Errorf("damaged: process %d is listed twice or has an invalid pid", p.PID)
+			return fmt.Errorf("process %d is listed twice or has an invalid pid", p.PID)
 		}
 		if !isPrintable(p.Name) {
-			return fmt.Errorf("damaged: process %d has the invalid name %q", p.PID, p.Name)
+			return fmt.Errorf("process %d has the invalid name %q", p.PID, p.Name)
 		}
 		pids[p.PID] = true
 		if len(p.GPUs) == 0 || len(p.GPUs) > maxGPUs {
-			return fmt.Errorf("damaged: process %d saw %d GPUs", p.PID, len(p.GPUs))
+			return fmt.Errorf("process %d saw %d GPUs", p.PID, len(p.GPUs))
 		}
 		seen := make(map[cudackpt.UUID]bool)
 		for _, gpu := range p.GPUs {
 			if gpu.UUID == (cudackpt.UUID{}) || seen[gpu.UUID] {
-				return fmt.Errorf("damaged: process %d saw %v twice or without a UUID", p.PID, gpu.UUID)
+				return fmt.Errorf("process %d saw %v twice or without a UUID", p.PID, gpu.UUID)
 			}
 			seen[gpu.UUID] = true
 			if !isPrintable(gpu.Model) || !isPrintable(gpu.PCIBusID) {
-				return fmt.Errorf("damaged: %v is a %q at %q", gpu.UUID, gpu.Model, gpu.PCIBusID)
+				return fmt.Errorf("%v is a %q at %q", gpu.UUID, gpu.Model, gpu.PCIBusID)
 			}
 		}
 		if p.Gated && m.Version < GatedVersion {
-			return fmt.Errorf("damaged: the library in process %d holds it back, but the manifest has version %d", p.PID, m.Version)
+			return fmt.Errorf("the library in process %d holds it back, but the manifest has version %d", p.PID, m.Version)
 		}
 		if p.Pages != nil {
 			if err := p.Pages.Validate(); err != nil {
-				return fmt.Errorf("damaged: process %d: %w", p.PID, err)
+				return fmt.Errorf("process %d: %w", p.PID, err)
 			}
 			if len(p.Pages.Origins) > 0 && m.Version < RewrittenVersion {
-				return fmt.Errorf("damaged: process %d has pages of other dumps, but the manifest has version %d", p.PID, m.Version)
+				return fmt.Errorf("process %d has pages of other dumps, but the manifest has version %d", p.PID, m.Version)
 			}
 		}
 		for uuid, size := range p.MemoryBytes {
 			if size > maxMemoryBytes {
-				return fmt.Errorf("damaged: process %d holds %d bytes on %v", p.PID, size, uuid)
+				return fmt.Errorf("process %d holds %d bytes on %v", p.PID, size, uuid)
 			}
 			if !seen[uuid] {
-				return fmt.Errorf("damaged: process %d holds memory on %v, which is not among the GPUs visible to it", p.PID, uuid)
+				return fmt.Errorf("process %d holds memory on %v, which is not among the GPUs visible to it", p.PID, uuid)
 			}
 		}
 	}

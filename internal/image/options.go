@@ -1,22 +1,21 @@
 package image
 
 import (
-	"encoding/json"
-	"errors"
 	"fmt"
-	"os"
-	"path/filepath"
 	"regexp"
 	"slices"
 
-	"cucriu/internal/durable"
+	"cucriu/internal/records"
 )
 
 // OptionsName is the file name of the options of CRIU that an image was made with and
 // that its restore needs, too.
 const OptionsName = "cucriu-options.json"
 
-const maxOptionsBytes = 1 << 16
+var optionsKind = records.Kind[Options]{
+	Name: OptionsName, What: "the list of criu options", Version: 1, Limit: 1 << 16, Check: (*Options).Validate,
+	Remedy: "copy the image again from its source; if there is none, remove the file, and give the options of the dump (such as --tcp-established) to the restore",
+}
 
 // Options are options of CRIU, by its own names.
 type Options struct {
@@ -71,35 +70,19 @@ func (o Options) Arguments() []string {
 
 // Write records the options in an image directory.
 func (o Options) Write(dir string) error {
-	if err := durable.WriteJSON(filepath.Join(dir, OptionsName), o); err != nil {
+	if err := optionsKind.Write(dir, o); err != nil {
 		return fmt.Errorf("record criu's options: %w", err)
 	}
 	return nil
 }
 
 // ReadOptions reads the options of an image. They are empty if none are recorded.
-func ReadOptions(dir string) (Options, error) {
-	data, err := durable.ReadFile(filepath.Join(dir, OptionsName), maxOptionsBytes)
-	if errors.Is(err, os.ErrNotExist) {
-		return Options{}, nil
-	}
-	var o Options
-	if err == nil {
-		err = json.Unmarshal(data, &o)
-	}
-	if err == nil {
-		err = o.Validate()
-	}
-	if err != nil {
-		return Options{}, fmt.Errorf("the recorded criu options in %s are damaged: %w: copy the image again from its source; if there is none, remove the file, and give the options of the dump (such as --tcp-established) to the restore", filepath.Join(dir, OptionsName), err)
-	}
-	return o, nil
-}
+func ReadOptions(dir string) (Options, error) { return optionsKind.ReadOr(dir, Options{}) }
 
 var pipeName = regexp.MustCompile(`^pipe:\[\d+\]$`)
 
 // Validate checks options that were read.
-func (o Options) Validate() error {
+func (o *Options) Validate() error {
 	if !slices.Contains([]string{"", "nftables", "skip"}, o.NetworkLock) {
 		return fmt.Errorf("invalid network lock %q", o.NetworkLock)
 	}

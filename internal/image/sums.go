@@ -3,9 +3,7 @@ package image
 import (
 	"context"
 	"errors"
-	"fmt"
 	"os"
-	"path/filepath"
 	"runtime"
 	"slices"
 	"strings"
@@ -17,17 +15,20 @@ import (
 	"cucriu/internal/failpoint"
 	"cucriu/internal/fault"
 	"cucriu/internal/pages"
+	"cucriu/internal/records"
 )
 
 // SumsName is the file name of the checksums of criu's images and the manifest, in the image directory. The
 // GPU state has its own. What else is there is not needed for a restore, or may be changed before one.
 const SumsName = "cucriu-checksums.json"
 
-const (
-	sumsVersion  = 1
-	sumsKey      = "files"
-	maxSumsBytes = 64 << 20
-)
+var sumsKind = records.Kind[[]File]{
+	Name: SumsName, What: "list of checksums", Remedy: manifestKind.Remedy, Version: 1, Key: "files", Limit: 64 << 20, Strict: true,
+	Check: func(files *[]File) error {
+		_, err := ValidateFiles(*files, hasSum)
+		return err
+	},
+}
 
 func hasSum(name string) bool {
 	return IsFileName(name) && !strings.Contains(name, "/") && (strings.HasSuffix(name, ".img") || name == ManifestName)
@@ -84,33 +85,11 @@ func Finish(ctx context.Context, dir string, sync, sums bool) error {
 	if err := group.Wait(); err != nil || !sums {
 		return err
 	}
-	data, err := durable.Seal(sumsKey, sumsVersion, files)
-	if err != nil {
-		return err
-	}
-	return durable.Write(filepath.Join(dir, SumsName), data)
+	return sumsKind.Write(dir, files)
 }
 
 // ReadSums reads the checksums of an image. If it has none, the error is [os.ErrNotExist].
-func ReadSums(dir string) (files []File, err error) {
-	path := filepath.Join(dir, SumsName)
-	data, err := durable.ReadFile(path, maxSumsBytes)
-	if errors.Is(err, os.ErrNotExist) {
-		return nil, err
-	}
-	if err == nil {
-		_, err = durable.Unseal(data, sumsKey, sumsVersion, &files)
-	}
-	if err == nil {
-		if _, err = ValidateFiles(files, hasSum); err != nil {
-			err = fmt.Errorf("damaged: %w", err)
-		}
-	}
-	if err != nil {
-		return nil, fmt.Errorf("%s: %w", path, err)
-	}
-	return files, nil
-}
+func ReadSums(dir string) ([]File, error) { return sumsKind.Read(dir) }
 
 // CheckSums reads the files of an image that has checksums, and fails if one is not as it was written. The
 // error is a [FileError] with its remedy.

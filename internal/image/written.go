@@ -46,7 +46,7 @@ func NoteWritten(dir string, state []*pages.Writer) (*Written, error) {
 }
 
 func manifestSum(dir string) (string, error) {
-	data, err := durable.ReadFile(filepath.Join(dir, ManifestName), maxManifestBytes)
+	data, err := durable.ReadFile(manifestKind.Path(dir), manifestKind.Limit)
 	if err != nil {
 		return "", fmt.Errorf("manifest: %w", err)
 	}

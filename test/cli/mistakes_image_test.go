@@ -53,7 +53,7 @@ func TestMistakesAboutWhatToRestore(t *testing.T) {
 		optionless := b.damaged(t, "optionless", func(dir string) error {
 			return os.WriteFile(filepath.Join(dir, image.OptionsName), []byte("{"), 0o600)
 		})
-		const damagedOptions = "are damaged: unexpected end of JSON input: copy the image again from its source"
+		const damagedOptions = "is damaged (unexpected end of JSON input): copy the image again from its source"
 		restore := func(dir string, more ...string) []string { return append([]string{"restore", "-D", dir}, more...) }
 		b.make(t,
 			mistake{"nothing", restore("nowhere"), refused, "image directory " + b.path("nowhere") + " does not exist: name an image directory"},
