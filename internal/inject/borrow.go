@@ -160,7 +160,7 @@ func ReturnThreads(ctx context.Context, saved string) error {
 }
 
 func returnSaved(ctx context.Context, saved string, at func(string)) error {
-	file, err := readSavedThreads(saved)
+	file, err := threadsKind.Read(saved)
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil
 	}

@@ -3,16 +3,13 @@ package inject
 import (
 	"cmp"
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
-	"path/filepath"
 
-	"github.com/google/renameio/v2"
 	"golang.org/x/sys/unix"
 
-	"cucriu/internal/durable"
 	"cucriu/internal/proc"
+	"cucriu/internal/records"
 )
 
 // loan is threads that an OS thread of ours has seized, which alone uses it. They make system calls
@@ -218,42 +215,32 @@ type savedThread struct {
 	Mask      signalMask `json:"mask"`
 }
 
-// write does not call fsync: the page cache outlives this program, and the threads do not
-// outlive the page cache.
-func (s savedThreads) write(path string) error {
-	return s.writeBy(func(data []byte) error { return replaceFile(path, data) })
+// threadsKind is volatile: the page cache outlives this program, and the threads do not outlive the page cache. It
+// has no checksum, which would refuse them all if one is half written: see rewrite.
+var threadsKind = records.Kind[savedThreads]{
+	What: "record of borrowed threads", Remedy: "resume the job from its last image", Dense: true, Volatile: true,
+	Check: func(s *savedThreads) error {
+		if s.PID <= 0 || s.Instruction == 0 || len(s.Threads) == 0 {
+			return errors.New("it is not complete")
+		}
+		return nil
+	},
 }
+
+func (s savedThreads) write(path string) error { return s.writeAs(threadsKind, path) }
 
 // rewrite is write for a file in which only the registers of a thread that is being stepped have
 // changed. They are not believed until that thread is parked again, and take as much room as before. So on a full
 // disk they are written over the old ones, and the others stay whole even if we are killed meanwhile.
 func (s savedThreads) rewrite(path string) error {
-	return s.writeBy(func(data []byte) error { return durable.OnFullDisk(replaceFile(path, data), path, data) })
+	kind := threadsKind
+	kind.InPlace = true
+	return s.writeAs(kind, path)
 }
 
-func (s savedThreads) writeBy(write func([]byte) error) error {
-	data, err := json.Marshal(s)
-	if err == nil {
-		err = write(append(data, '\n'))
-	}
-	if err != nil {
+func (s savedThreads) writeAs(kind records.Kind[savedThreads], path string) error {
+	if err := kind.Write(path, s); err != nil {
 		return fmt.Errorf("save the registers of process %d: %w", s.PID, err)
 	}
 	return nil
-}
-
-func replaceFile(path string, data []byte) error {
-	return renameio.WriteFile(path, data, 0o600, renameio.WithTempDir(filepath.Dir(path)))
-}
-
-func readSavedThreads(path string) (savedThreads, error) {
-	var s savedThreads
-	err := durable.ReadJSON(path, &s)
-	if err == nil && (s.PID <= 0 || s.Instruction == 0 || len(s.Threads) == 0) {
-		err = errors.New("it is not complete")
-	}
-	if err != nil {
-		return s, fmt.Errorf("registers of borrowed threads in %s: %w", path, err)
-	}
-	return s, nil
 }

@@ -251,7 +251,7 @@ func TestThreadsThatRunAlreadyAreLeftAlone(t *testing.T) {
 	t.Parallel()
 	p := startBorrowable(t)
 	p.park(t)
-	file, err := readSavedThreads(p.saved)
+	file, err := threadsKind.Read(p.saved)
 	must(t, err)
 	must(t, ReturnThreads(t.Context(), p.saved))
 	p.goesOn(t)

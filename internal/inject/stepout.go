@@ -74,7 +74,7 @@ func StepOut(ctx context.Context, pid int, wait LockWait, saved string) (parked 
 
 // stepOutIn is StepOut. It calls at as [parkIn] does.
 func stepOutIn(ctx context.Context, pid, most int, holders func(*proc.Process, []savedThread, []*procfs.ProcMap) []int, over func() bool, saved string, at func(string)) (Parked, error) {
-	file, err := readSavedThreads(saved)
+	file, err := threadsKind.Read(saved)
 	if err != nil {
 		return Parked{}, err
 	}

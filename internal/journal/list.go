@@ -13,6 +13,7 @@ import (
 
 	"cucriu/internal/fault"
 	"cucriu/internal/proc"
+	"cucriu/internal/records"
 )
 
 // List returns all sessions of the run directory, the oldest first. It leaves out one that is just being
@@ -40,7 +41,7 @@ func list(runDir string) (sessions []*Session, newer, err error) {
 		switch {
 		case err == nil:
 			sessions = append(sessions, s)
-		case errors.Is(err, ErrNewer) && s.Outcome == "":
+		case errors.Is(err, records.ErrNewer) && s.Outcome == "":
 			newer = err
 		case errors.As(err, new(unix.Errno)) && !errors.Is(err, os.ErrNotExist):
 			return nil, nil, err
@@ -64,7 +65,7 @@ type closedRecord struct {
 
 // read reads a session, unless its file is the one that was read before, and notes what may be used again.
 func (c closedRecord) read(dir string, now map[string]closedRecord) (*Session, error) {
-	file, statErr := os.Lstat(filepath.Join(dir, recordFile))
+	file, statErr := os.Lstat(recordKind.Path(dir))
 	if statErr == nil && c.file != nil && os.SameFile(file, c.file) && file.ModTime().Equal(c.file.ModTime()) && file.Size() == c.file.Size() {
 		now[dir] = c
 		return &Session{Record: cloneOf(reflect.ValueOf(c.record)).Interface().(Record), dir: dir}, nil
@@ -222,7 +223,7 @@ func tidy(runDir string, all []*Session) error {
 		return err
 	}
 	for _, dir := range dirs {
-		if _, err := os.Lstat(filepath.Join(dir, recordFile)); errors.Is(err, os.ErrNotExist) {
+		if _, err := os.Lstat(recordKind.Path(dir)); errors.Is(err, os.ErrNotExist) {
 			_ = os.RemoveAll(dir) // failure is harmless: see below
 		}
 	}

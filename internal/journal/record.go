@@ -1,7 +1,6 @@
 package journal
 
 import (
-	"encoding/json"
 	"errors"
 	"fmt"
 	"slices"
@@ -10,11 +9,9 @@ import (
 	"cucriu/internal/gpumap"
 	"cucriu/internal/image"
 	"cucriu/internal/proc"
+	"cucriu/internal/records"
 	"cucriu/internal/timeline"
 )
-
-// ErrNewer is the error for a record that a newer cucriu has written.
-var ErrNewer = errors.New("a newer cucriu has written it")
 
 // The versions that this program writes. Records from before there was a version have 0. They differ only
 // in fields that are absent.
@@ -22,6 +19,11 @@ const (
 	recordVersion = 1
 	gatedVersion  = 2 // of a session with a process that the library in it may hold back
 )
+
+var recordKind = records.Kind[Record]{
+	Name: "session.json", What: "session record", Version: gatedVersion, Check: (*Record).check,
+	Remedy: "look for processes that it left stopped (cucriu status), then remove its directory",
+}
 
 // Kind is what a session does: dump, restore or suspend.
 type Kind string
@@ -105,14 +107,8 @@ type Record struct {
 // left to the programs there.
 func (r *Record) Elsewhere() bool { return r.Outcome == "" && r.Criu.Elsewhere() }
 
-// parse refuses what this program cannot have written, because the pids in it are signalled.
-func (r *Record) parse(data []byte) error {
-	if err := json.Unmarshal(data, r); err != nil {
-		return err
-	}
-	if r.Version < 0 || r.Version > gatedVersion {
-		return fmt.Errorf("%w: it has version %d, but this cucriu reads versions 0 to %d", ErrNewer, r.Version, gatedVersion)
-	}
+// check refuses what this program cannot have written, because the pids in it are signalled.
+func (r *Record) check() error {
 	for _, member := range r.Members {
 		if err := errors.Join(member.Pages.validate(), member.Base.validate()); err != nil {
 			return err

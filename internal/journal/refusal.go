@@ -1,7 +1,6 @@
 package journal
 
 import (
-	"encoding/json"
 	"errors"
 	"fmt"
 	"os"
@@ -12,15 +11,16 @@ import (
 	"github.com/gofrs/flock"
 
 	"cucriu/hooks/preflight"
-	"cucriu/internal/durable"
 	"cucriu/internal/proc"
+	"cucriu/internal/records"
 )
 
 const (
-	refusalFile  = "refused.json" // in the run directory
 	keepRefusals = 16
 	refusalAge   = 7 * 24 * time.Hour
 )
+
+var refusalKind = records.Kind[[]Refusal]{Name: "refused.json"} // in the run directory
 
 // Refusal is a dump or a restore that was refused before it had a session. It is kept until the same
 // one is begun, or for a week, or until there are too many newer ones.
@@ -106,7 +106,7 @@ func changeRefusals(runDir string, change func([]Refusal) []Refusal) error {
 		return nil
 	}
 	after = after[max(0, len(after)-keepRefusals):]
-	if err := durable.WriteJSON(filepath.Join(runDir, refusalFile), after); err != nil {
+	if err := refusalKind.Write(runDir, after); err != nil {
 		return fmt.Errorf("refusals: %w", err)
 	}
 	return nil
@@ -115,16 +115,13 @@ func changeRefusals(runDir string, change func([]Refusal) []Refusal) error {
 // Refusals returns the refusals that are kept, the oldest first. A file that cannot be read as such
 // holds none: it must keep nobody from dumping.
 func Refusals(runDir string) ([]Refusal, error) {
-	kept := []Refusal{} // not nil: null is no list in JSON
-	data, err := os.ReadFile(filepath.Join(runDir, refusalFile))
-	if errors.Is(err, os.ErrNotExist) {
-		return kept, nil
+	none := []Refusal{} // not nil: null is no list in JSON
+	kept, err := refusalKind.ReadOr(runDir, none)
+	if errors.Is(err, records.ErrDamaged) {
+		return none, nil
 	}
 	if err != nil {
 		return nil, fmt.Errorf("refusals: %w", err)
-	}
-	if err := json.Unmarshal(data, &kept); err != nil {
-		return []Refusal{}, nil
 	}
 	return slices.DeleteFunc(kept, func(r Refusal) bool { return time.Since(r.Last) > refusalAge }), nil
 }

@@ -6,8 +6,6 @@ import (
 	"path/filepath"
 	"testing"
 	"time"
-
-	"cucriu/internal/durable"
 )
 
 // TestRefusalsExpire: those of a week ago, and the oldest of too many.
@@ -42,7 +40,7 @@ func TestRefusalsExpire(t *testing.T) {
 		t.Fatalf("kept is %+v", all)
 	}
 	all[0].Last = time.Now().Add(-refusalAge - time.Minute)
-	if err := durable.WriteJSON(filepath.Join(dir, refusalFile), all); err != nil {
+	if err := refusalKind.Write(dir, all); err != nil {
 		t.Fatal(err)
 	}
 	if all := kept(); len(all) != 2 || all[0].ImageDir != "/new" {

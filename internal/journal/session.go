@@ -15,14 +15,12 @@ import (
 	"golang.org/x/sys/unix"
 
 	"cucriu/criuutil"
-	"cucriu/internal/durable"
 	"cucriu/internal/fault"
 	"cucriu/internal/proc"
 	"cucriu/internal/timeline"
 )
 
 const (
-	recordFile   = "session.json"
 	timelineFile = "timeline.json"
 	keepSessions = 64 // closed sessions are kept to show what became of the jobs
 )
@@ -177,19 +175,9 @@ func Read(dir string) (*Session, error) {
 	return s, s.readRecord()
 }
 
-func (s *Session) readRecord() error {
-	data, err := os.ReadFile(filepath.Join(s.dir, recordFile))
-	if err != nil {
-		return fmt.Errorf("session: %w", err)
-	}
-	err = s.parse(data)
-	if errors.Is(err, ErrNewer) {
-		return fmt.Errorf("session %s: %w: use that one until the session is closed", s.dir, err)
-	}
-	if err != nil {
-		return fmt.Errorf("session %s is damaged: %w: look for processes that it left stopped (cucriu status), then remove it", s.dir, err)
-	}
-	return nil
+func (s *Session) readRecord() (err error) {
+	s.Record, err = recordKind.Read(s.dir)
+	return err
 }
 
 // Unlock releases the session's lock.
@@ -209,7 +197,7 @@ func (s *Session) Save() error {
 			}
 		}
 	}
-	if err := durable.WriteJSON(filepath.Join(s.dir, recordFile), &s.Record); err != nil {
+	if err := recordKind.Write(s.dir, s.Record); err != nil {
 		return fmt.Errorf("write to the run directory: %w", err)
 	}
 	return nil

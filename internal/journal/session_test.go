@@ -20,6 +20,7 @@ import (
 	"cucriu/internal/inspect"
 	"cucriu/internal/pages"
 	"cucriu/internal/proc"
+	"cucriu/internal/records"
 )
 
 // ident makes the identity of a process of this pid namespace.
@@ -67,7 +68,7 @@ func TestADamagedJournalIsNotReplaced(t *testing.T) {
 	runDir := t.TempDir()
 	s := testSession(t, runDir, 7)
 	parked := filepath.Join(s.Dir(), "parked-8.json")
-	for file, text := range map[string]string{filepath.Join(s.Dir(), recordFile): "{", parked: "{}"} {
+	for file, text := range map[string]string{recordKind.Path(s.Dir()): "{", parked: "{}"} {
 		if err := os.WriteFile(file, []byte(text), 0o600); err != nil {
 			t.Fatal(err)
 		}
@@ -258,7 +259,7 @@ func TestASessionRefusesWhatNobodyWrote(t *testing.T) {
 		"dropped before the copy":    `{"kind":"dump","criu":{"pid":7},"members":[{"pid":7,"pages":{"watcher_fd":3,"dropped":true,"listing":{"id":"0123456789abcdef","shard_bytes":[0]}}}]}`,
 		"a suspend of nobody":        `{"kind":"suspend","criu":{"pid":7}}`,
 	} {
-		if err := new(Record).parse([]byte(text)); err == nil {
+		if _, _, err := recordKind.Parse("x", []byte(text)); err == nil {
 			t.Errorf("%s: accepted", name)
 		}
 	}
@@ -280,10 +281,11 @@ func FuzzParseSession(f *testing.F) {
 		f.Add(data)
 	}
 	f.Fuzz(func(t *testing.T, data []byte) {
-		var s Session
-		if s.parse(data) != nil {
+		r, _, err := recordKind.Parse("x", data)
+		if err != nil {
 			return
 		}
+		s := Session{Record: r}
 		_ = s.Conflict().Error()
 		if s.Suspended() && len(s.Members) == 0 || s.Kind == KindRestore && s.Manifest == nil {
 			t.Fatalf("accepted: %s", data)
@@ -321,7 +323,7 @@ func TestASessionOfANewerVersionIsLeftToIt(t *testing.T) {
 	}
 	write("")
 	_, err := Create(runDir, Record{Kind: KindDump, Criu: ident(t, 2, 1)}, 0)
-	if !errors.Is(err, ErrNewer) || strings.Contains(err.Error(), "remove it") {
+	if !errors.Is(err, records.ErrNewer) || strings.Contains(err.Error(), "remove it") {
 		t.Errorf("a dump beside it: %v", err)
 	}
 	write(OutcomeRunning)
@@ -335,7 +337,7 @@ func TestASessionThatCannotBeReadIsNotTakenForNone(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := os.MkdirAll(filepath.Join(sessions, "dump-1-1", recordFile), 0o700); err != nil {
+	if err := os.MkdirAll(filepath.Join(sessions, "dump-1-1", recordKind.Name), 0o700); err != nil {
 		t.Fatal(err)
 	}
 	if _, err := FindHold(runDir, "a"); !errors.Is(err, syscall.EISDIR) || errors.Is(err, os.ErrNotExist) {

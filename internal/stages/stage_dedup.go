@@ -1,7 +1,6 @@
 package stages
 
 import (
-	"encoding/json"
 	"errors"
 	"fmt"
 	"log/slog"
@@ -15,6 +14,7 @@ import (
 	"cucriu/internal/journal"
 	"cucriu/internal/pages"
 	"cucriu/internal/proc"
+	"cucriu/internal/records"
 	"cucriu/internal/session"
 )
 
@@ -34,6 +34,9 @@ type stageCall struct {
 	Error    string       `json:"error,omitempty"`
 }
 
+// callKind is volatile: when the host ends, criu ends, too.
+var callKind = records.Kind[stageCall]{Version: 1, Volatile: true}
+
 // beginsRequest reports whether the stage is the first of a request to criu.
 func beginsRequest(action string) bool {
 	return action == criuutil.StagePreDump || action == criuutil.StagePreRestore
@@ -49,8 +52,8 @@ func once(env *session.Env, criu *criuutil.Criu, stage Stage, do func() error) e
 	if info, err := os.Stat(stage.ImageDir); err == nil {
 		call.ImageDir = pages.Identify(info)
 	}
-	before := readStageCall(path)
-	again := before != nil && before.Criu == call.Criu && before.Action == call.Action
+	before, err := callKind.Read(path)
+	again := err == nil && before.Criu == call.Criu && before.Action == call.Action
 	if beginsRequest(stage.Action) {
 		mark, err := criu.MarkRequest(stage.ImageDir)
 		if err != nil {
@@ -103,7 +106,7 @@ func stageFile(runDir string, criu proc.Ident) (string, error) {
 // isStale reports whether the criu that a file is about is gone. A criu in another pid namespace is
 // taken for gone after a day.
 func isStale(file string) bool {
-	if call := readStageCall(file); call != nil {
+	if call, err := callKind.Read(file); err == nil {
 		if gone, err := session.Gone(call.Criu); err == nil {
 			return gone
 		}
@@ -112,27 +115,9 @@ func isStale(file string) bool {
 	return err == nil && time.Since(info.ModTime()) > 24*time.Hour
 }
 
-// readStageCall reads a call. It returns nil if there is none, or none that can be read.
-func readStageCall(path string) *stageCall {
-	data, err := os.ReadFile(path)
-	call := new(stageCall)
-	if err != nil || json.Unmarshal(data, call) != nil {
-		return nil
-	}
-	return call
-}
-
-// writeStageCall writes a call down. It need not be durable: when the host ends, criu ends, too.
+// writeStageCall writes a call down.
 func writeStageCall(log *slog.Logger, path string, call stageCall) {
-	data, err := json.Marshal(call)
-	if err == nil {
-		err = os.WriteFile(path+".new", data, 0o600)
-	}
-	if err == nil {
-		err = os.Rename(path+".new", path)
-	}
-	if err != nil {
-		_ = os.Remove(path + ".new")
+	if err := callKind.Write(path, call); err != nil {
 		log.Warn("the run directory cannot be written: a second call of this stage by the same criu would not be detected", "error", err)
 	}
 }
