@@ -9,6 +9,8 @@ import (
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
+
+	"cucriu/internal/records"
 )
 
 // TestADamagedCheckpointChangesNothing damages each file of a checkpoint in turn.
@@ -61,7 +63,7 @@ func TestAListThatSaveDoesNotWriteIsRefused(t *testing.T) {
 		change func(l *list)
 		says   string
 	}{
-		"another version":      {func(l *list) { l.Version = 2 }, "it has version 2: this program supports version 1"},
+		"another version":      {func(l *list) { l.Version = 2 }, "has version 2, but this cucriu reads versions up to 1"},
 		"a relative path":      {func(l *list) { l.Files[0].Paths[0] = "etc/passwd" }, `file 0: "etc/passwd" is not the path of a file`},
 		"a path that goes up":  {func(l *list) { l.Files[0].Paths[0] = "/tmp/../etc/passwd" }, `file 0: "/tmp/../etc/passwd" is not the path of a file`},
 		"no path":              {func(l *list) { l.Files[0].Paths = nil }, "file 0 has no path"},
@@ -82,6 +84,16 @@ func TestAListThatSaveDoesNotWriteIsRefused(t *testing.T) {
 			}
 		})
 	}
+}
+
+// decodeList reads a list as it stands in a file.
+func decodeList(raw []byte) (list, error) {
+	data, err := records.Kind[json.RawMessage]{Version: listVersion, Key: listKind.Key}.Encode(raw)
+	if err != nil {
+		return list{}, err
+	}
+	l, _, err := listKind.Parse("x", data)
+	return l, err
 }
 
 // contentOf is the index of a file with content.

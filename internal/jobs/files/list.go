@@ -1,9 +1,8 @@
 package files
 
 import (
-	"encoding/json"
+	"errors"
 	"fmt"
-	"hash/crc32"
 	"os"
 	"path/filepath"
 	"slices"
@@ -12,7 +11,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"cucriu/internal/durable"
+	"cucriu/internal/records"
 )
 
 // The files in a checkpoint's directory.
@@ -23,6 +22,11 @@ const (
 )
 
 const listVersion = 1
+
+var listKind = records.Kind[list]{
+	Name: listName, What: "the list of the job's files", Remedy: "resume from another checkpoint", Version: listVersion,
+	Key: "list", Limit: 1 << 30, Dense: true, Volatile: true, Check: (*list).validate,
+}
 
 // list is what cucriu-files.json holds.
 type list struct {
@@ -127,56 +131,29 @@ type entry struct {
 	Content content  `json:"content"`
 }
 
-// sealed is the outermost value of the file.
-type sealed struct {
-	CRC32C uint32          `json:"crc32c"` // of List as it stands
-	List   json.RawMessage `json:"list"`
-}
-
-// write puts the list into a checkpoint's directory.
-func (l list) write(dir string) error {
-	raw, err := json.Marshal(l)
-	if err != nil {
-		return err
-	}
-	data, err := json.Marshal(sealed{CRC32C: crc32.Checksum(raw, durable.Castagnoli), List: raw})
-	if err != nil {
-		return err
-	}
-	return os.WriteFile(filepath.Join(dir, listName), append(data, '\n'), 0o600)
-}
-
 // DamagedError says that a checkpoint's files cannot be put back, because what was saved of
-// them is damaged.
+// them is damaged, or a newer cucriu has saved it.
 type DamagedError struct {
-	Path string // of the damaged file in the checkpoint's directory
+	Path string // of the damaged file in the checkpoint's directory; "" if Err names it
 	Err  error
 }
 
-func (e *DamagedError) Error() string { return fmt.Sprintf("%s is damaged: %v", e.Path, e.Err) }
+func (e *DamagedError) Error() string {
+	if e.Path == "" {
+		return e.Err.Error()
+	}
+	return fmt.Sprintf("%s is damaged: %v", e.Path, e.Err)
+}
 
 func (e *DamagedError) Unwrap() error { return e.Err }
 
 // readList reads and checks the list of a checkpoint's directory.
 func readList(dir string) (list, error) {
-	path := filepath.Join(dir, listName)
-	data, err := os.ReadFile(path)
-	if err != nil {
-		return list{}, fmt.Errorf("the list of the job's files: %w", err)
+	l, err := listKind.Read(dir)
+	if errors.Is(err, records.ErrDamaged) || errors.Is(err, records.ErrNewer) {
+		return list{}, &DamagedError{Err: err}
 	}
-	var l list
-	var s sealed
-	err = json.Unmarshal(data, &s)
-	if crc := crc32.Checksum(s.List, durable.Castagnoli); err == nil && crc != s.CRC32C {
-		err = fmt.Errorf("its checksum is %08x, not %08x", crc, s.CRC32C)
-	}
-	if err == nil {
-		l, err = decodeList(s.List)
-	}
-	if err != nil {
-		return list{}, &DamagedError{Path: path, Err: err}
-	}
-	return l, nil
+	return l, err
 }
 
 // Covered returns which paths a checkpoint's list covers: they are put back, and checked by [Check].
@@ -191,18 +168,11 @@ func (l list) covers(path string) bool {
 		slices.ContainsFunc(l.Trees, func(t tree) bool { return path == string(t.Dir) || strings.HasPrefix(path, string(t.Dir)+"/") })
 }
 
-func decodeList(raw []byte) (l list, err error) {
-	if err := json.Unmarshal(raw, &l); err != nil {
-		return list{}, err
-	}
-	if l.Version != listVersion {
-		return list{}, fmt.Errorf("it has version %d: this program supports version %d", l.Version, listVersion)
-	}
-	return l, l.validate()
-}
-
 // validate refuses a list that leads out of its files, or out of its directories.
-func (l list) validate() error {
+func (l *list) validate() error {
+	if l.Version != listVersion {
+		return fmt.Errorf("it has version %d", l.Version)
+	}
 	for i, f := range l.Files {
 		if f == nil || len(f.Paths) == 0 {
 			return fmt.Errorf("file %d has no path", i)

@@ -53,7 +53,7 @@ func (s *survey) save(ctx context.Context, dir string) error {
 		return err
 	}
 	s.list.Version = listVersion
-	return s.list.write(dir)
+	return listKind.Write(dir, s.list)
 }
 
 // survey finds what a checkpoint has to save, and copies nothing.

@@ -3,7 +3,6 @@ package files
 import (
 	"cmp"
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -14,6 +13,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"cucriu/internal/durable"
+	"cucriu/internal/records"
 )
 
 // UndoFile is where the record is that says how to undo a PutBack.
@@ -39,9 +39,9 @@ func (f UndoFile) at() string {
 
 func (f UndoFile) write(r undoRecord) error {
 	at := f.at()
-	err := durable.WriteJSON(at, r)
+	err := undoKind.Write(at, r)
 	if durable.IsFull(err) && f.Spare != "" && at != f.Spare {
-		return durable.WriteJSON(f.Spare, r)
+		return undoKind.Write(f.Spare, r)
 	}
 	return err
 }
@@ -52,6 +52,12 @@ type undoRecord struct {
 	// Done says that PutBack came to its end. A file that was changed since is left alone.
 	Done  bool       `json:"done"`
 	Paths []undoPath `json:"paths"`
+}
+
+// undoKind has the path of its record in an [UndoFile].
+var undoKind = records.Kind[undoRecord]{
+	What: "undo record of the job's files", Version: 1, Limit: 1 << 30,
+	Remedy: "restore it from a backup; or, if the job's files are as they should be, remove it",
 }
 
 // undoPath is what was at a path before PutBack.
@@ -95,16 +101,12 @@ func Undo(record UndoFile) (left []Change, err error) {
 }
 
 func undoInSteps(record UndoFile, step stepper) (left []Change, err error) {
-	data, err := os.ReadFile(record.at())
+	r, err := undoKind.Read(record.at())
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil, nil
 	}
-	var r undoRecord
-	if err == nil {
-		err = json.Unmarshal(data, &r)
-	}
 	if err != nil {
-		return nil, fmt.Errorf("undo record of the job's files: %w", err)
+		return nil, err
 	}
 	if r.Done { // those that others have not changed since are undone from now on, whoever is killed
 		r.Done = false

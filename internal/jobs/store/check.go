@@ -59,10 +59,10 @@ func (s *Store) Verify(ctx context.Context, c Checkpoint, workers int, read func
 	case err != nil:
 		return err
 	}
-	if err := durable.Remove(filepath.Join(c.Dir, damagedName)); err != nil {
+	if err := damagedKind.Remove(c.Dir); err != nil {
 		return err
 	}
-	err = durable.WriteJSON(filepath.Join(c.Dir, verifiedName), verified{At: time.Now().UTC(), CRC32C: c.sum})
+	err = verifiedKind.Write(c.Dir, verified{At: time.Now().UTC(), CRC32C: c.sum})
 	if durable.IsFull(err) {
 		s.log.Warn("A checkpoint is complete, but the disk has no room to record that", "checkpoint", c.Name)
 		err = nil

@@ -15,7 +15,7 @@ import (
 	"github.com/google/go-cmp/cmp/cmpopts"
 	"golang.org/x/sys/unix"
 
-	"cucriu/internal/durable"
+	"cucriu/internal/records"
 )
 
 func goodRecord(t testing.TB) record {
@@ -28,7 +28,7 @@ func goodRecord(t testing.TB) record {
 // seal returns a record that has the right checksum, whatever is in it.
 func seal(t testing.TB, inner []byte) []byte {
 	t.Helper()
-	data, err := durable.Seal(recordKey, recordVersion, json.RawMessage(inner))
+	data, err := records.Kind[json.RawMessage]{Version: recordKind.Version, Key: recordKind.Key}.Encode(inner)
 	if err != nil { // it is no JSON
 		return inner
 	}
@@ -60,14 +60,14 @@ func TestARecordThatNobodyWroteIsRefused(t *testing.T) {
 			damage(&r)
 			inner, err := json.Marshal(r)
 			must(t, err)
-			if _, _, err := parseRecord(seal(t, inner)); err == nil {
+			if _, _, err := recordKind.Parse("x", seal(t, inner)); err == nil {
 				t.Error("accepted")
 			}
 		})
 	}
 	good, err := goodRecord(t).encode()
 	must(t, err)
-	if _, _, err := parseRecord(good); err != nil {
+	if _, _, err := recordKind.Parse("x", good); err != nil {
 		t.Fatal(err)
 	}
 	for name, data := range map[string]string{
@@ -78,13 +78,13 @@ func TestARecordThatNobodyWroteIsRefused(t *testing.T) {
 		"nothing":           "",
 	} {
 		t.Run(name, func(t *testing.T) {
-			if _, _, err := parseRecord([]byte(data)); err == nil {
+			if _, _, err := recordKind.Parse("x", []byte(data)); err == nil {
 				t.Error("accepted")
 			}
 		})
 	}
 	for cut := range len(good) {
-		if _, _, err := parseRecord(good[:cut]); err == nil {
+		if _, _, err := recordKind.Parse("x", good[:cut]); err == nil {
 			t.Errorf("cut off after %d bytes: accepted", cut)
 		}
 	}
@@ -114,7 +114,7 @@ func FuzzParseRecord(f *testing.F) {
 		if sealIt {
 			data = seal(t, data)
 		}
-		r, sum, err := parseRecord(data)
+		r, sum, err := recordKind.Parse("x", data)
 		if err != nil {
 			if diff := cmp.Diff(record{}, r, cmp.Exporter(func(reflect.Type) bool { return true })); diff != "" || sum != 0 {
 				t.Fatalf("refused (%v), and yet there is a record:\n%s", err, diff)
@@ -140,7 +140,7 @@ func FuzzParseRecord(f *testing.F) {
 		}
 		written, err := r.encode()
 		must(t, err)
-		again, _, err := parseRecord(written)
+		again, _, err := recordKind.Parse("x", written)
 		if diff := cmp.Diff(r, again, cmpopts.EquateEmpty(), cmp.Exporter(func(reflect.Type) bool { return true })); err != nil || diff != "" {
 			t.Fatalf("written again: %v\n%s", err, diff)
 		}

@@ -12,7 +12,6 @@ import (
 	"time"
 
 	"cucriu/internal/criuimage"
-	"cucriu/internal/durable"
 	"cucriu/internal/pages"
 )
 
@@ -142,7 +141,7 @@ func (s *Store) receive(ctx context.Context, partial string, l Listed, from func
 		}
 	}
 	if l.Pinned {
-		return durable.WriteJSON(filepath.Join(partial, pinnedName), time.Now().UTC())
+		return pinnedKind.Write(partial, time.Now().UTC())
 	}
 	return nil
 }

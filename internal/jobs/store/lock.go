@@ -47,7 +47,7 @@ func (s *Store) acquire(takeover bool) error {
 	}
 	s.before = last
 	self.Generation = last.Generation + 1
-	if err := self.write(s.dir); err != nil {
+	if err := ownerKind.Write(s.dir, self); err != nil {
 		return errors.Join(err, lock.Close())
 	}
 	s.owner, s.lock = self, lock
@@ -141,7 +141,7 @@ func (s *Store) release() error {
 	err := s.Fenced()
 	if err == nil {
 		s.owner.Released = true
-		err = s.owner.write(s.dir)
+		err = ownerKind.Write(s.dir, s.owner)
 	} else if errors.Is(err, ErrFenced) {
 		err = nil // the store is somebody else's to give back
 	}

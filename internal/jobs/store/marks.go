@@ -1,18 +1,15 @@
 package store
 
 import (
-	"encoding/json"
 	"errors"
 	"fmt"
 	"io/fs"
 	"os"
-	"path/filepath"
 	"time"
 
-	"cucriu/internal/criuimage"
-	"cucriu/internal/durable"
 	"cucriu/internal/image"
 	"cucriu/internal/proc"
+	"cucriu/internal/records"
 )
 
 // Marks say something about a checkpoint that was not known when it was made. They are files in its
@@ -26,6 +23,14 @@ const (
 )
 
 const maxMarkBytes = 16 << 10
+
+var (
+	verifiedKind = records.Kind[verified]{Name: verifiedName, Version: 1, Limit: maxMarkBytes}
+	givenUpKind  = records.Kind[givenUp]{Name: givenUpName, Version: 1, Limit: maxMarkBytes}
+	damagedKind  = records.Kind[Damage]{Name: damagedName, Version: 1, Limit: maxMarkBytes}
+	trialKind    = records.Kind[image.Trial]{Name: trialName, Version: 1, Limit: maxMarkBytes}
+	pinnedKind   = records.Kind[time.Time]{Name: pinnedName}
+)
 
 // verified is what verifiedName holds.
 type verified struct {
@@ -50,47 +55,31 @@ type Damage struct {
 func (c *Checkpoint) readMarks(root *os.Root) {
 	_, err := root.Lstat(pinnedName)
 	c.Pinned = err == nil
-	var v verified
-	c.Verified = readMark(root, verifiedName, &v) == nil && v.CRC32C == c.sum && !v.At.IsZero()
-	var g givenUp
-	if err := readMark(root, givenUpName, &g); err == nil && g.Why != "" {
+	v, _, err := readKind(root, verifiedKind)
+	c.Verified = err == nil && v.CRC32C == c.sum && !v.At.IsZero()
+	if g, _, err := readKind(root, givenUpKind); err == nil && g.Why != "" {
 		c.GivenUp = proc.Printable(g.Why)
 	} else if !errors.Is(err, fs.ErrNotExist) {
 		c.GivenUp = "unknown"
 	}
-	var d Damage
-	if readMark(root, damagedName, &d) == nil && d.CRC32C == c.sum && d.Why != "" {
+	if d, _, err := readKind(root, damagedKind); err == nil && d.CRC32C == c.sum && d.Why != "" {
 		d.Why = proc.Printable(d.Why)
 		c.Damage = &d
 	}
-	var t image.Trial
-	if readMark(root, trialName, &t) == nil {
+	if t, _, err := readKind(root, trialKind); err == nil {
 		t.Outcome, t.Why = image.TrialOutcome(proc.Printable(string(t.Outcome))), proc.Printable(t.Why)
 		c.Trial = &t
 	}
 }
 
-func readMark(root *os.Root, name string, mark any) error {
-	f, _, err := criuimage.OpenIn(root, name)
-	if err != nil {
-		return err
-	}
-	defer f.Close()
-	data, err := durable.ReadAll(f, maxMarkBytes)
-	if err == nil {
-		err = json.Unmarshal(data, mark)
-	}
-	return err
-}
-
 // mark writes a mark of a checkpoint.
-func (s *Store) mark(checkpoint, name string, mark any) error {
+func mark[T any](s *Store, checkpoint string, kind records.Kind[T], value T) error {
 	s.mutex.Lock()
 	defer s.mutex.Unlock()
 	if err := errors.Join(s.checkName(checkpoint), s.mayChange()); err != nil {
 		return err
 	}
-	if err := durable.WriteJSON(filepath.Join(s.checkpointDir(checkpoint), name), mark); err != nil {
+	if err := kind.Write(s.checkpointDir(checkpoint), value); err != nil {
 		return fmt.Errorf("checkpoint %s: %w", checkpoint, err)
 	}
 	return nil
@@ -100,7 +89,7 @@ func (s *Store) mark(checkpoint, name string, mark any) error {
 // Its files have changed since: this one might not restore any more, or set the job back.
 func (s *Store) GiveUp(name string, why error) error {
 	text := proc.Printable(why.Error())
-	return s.mark(name, givenUpName, givenUp{At: time.Now().UTC(), Why: text[:min(len(text), maxText)]})
+	return mark(s, name, givenUpKind, givenUp{At: time.Now().UTC(), Why: text[:min(len(text), maxText)]})
 }
 
 // NoteDamage records what [Store.Check] has found: the checkpoint is damaged until [Store.Verify] finds
@@ -111,14 +100,13 @@ func (s *Store) NoteDamage(c Checkpoint, damage *DamageError) error {
 	}
 	text := damage.Error()
 	dir := s.checkpointDir(c.Name)
-	return errors.Join(durable.Remove(filepath.Join(dir, verifiedName)),
-		durable.WriteJSON(filepath.Join(dir, damagedName), Damage{At: time.Now().UTC(), Why: text[:min(len(text), maxText)], CRC32C: c.sum}))
+	return errors.Join(verifiedKind.Remove(dir), damagedKind.Write(dir, Damage{At: time.Now().UTC(), Why: text[:min(len(text), maxText)], CRC32C: c.sum}))
 }
 
 // NoteTrial records how the trial restore of a checkpoint went.
 func (s *Store) NoteTrial(name string, t image.Trial) error {
 	t.Why = t.Why[:min(len(t.Why), maxText)]
-	return s.mark(name, trialName, t)
+	return mark(s, name, trialKind, t)
 }
 
 // Pin says that a checkpoint is never pruned, or that it may be again.
@@ -128,13 +116,13 @@ func (s *Store) Pin(name string, pinned bool) error {
 		return err
 	}
 	c, err := s.Checkpoint(name)
-	switch path := filepath.Join(c.Dir, pinnedName); {
+	switch {
 	case err != nil:
 		return err
 	case pinned && !c.Pinned:
-		err = durable.WriteJSON(path, time.Now().UTC())
+		err = pinnedKind.Write(c.Dir, time.Now().UTC())
 	case !pinned:
-		err = durable.Remove(path)
+		err = pinnedKind.Remove(c.Dir)
 	}
 	if err != nil {
 		return fmt.Errorf("pin checkpoint %s: %w", name, err)

@@ -2,18 +2,15 @@ package store
 
 import (
 	"crypto/rand"
-	"encoding/json"
 	"errors"
 	"fmt"
-	"io/fs"
 	"os"
-	"path/filepath"
 	"strings"
 	"time"
 
-	"cucriu/internal/durable"
 	"cucriu/internal/fault"
 	"cucriu/internal/proc"
+	"cucriu/internal/records"
 )
 
 // Owner says who owns a store.
@@ -28,7 +25,16 @@ type Owner struct {
 	Released   bool      `json:"released"` // it has given the store back
 }
 
-const maxOwnerBytes = 64 << 10
+// ownerKind is in place on a full disk: a job that is to be restored needs the store.
+var ownerKind = records.Kind[Owner]{
+	Name: ownerName, Remedy: "restore it from a backup", Version: 1, Limit: 64 << 10, InPlace: true,
+	Check: func(o *Owner) error {
+		if o.Generation == 0 || o.Token == "" || o.BootID == "" {
+			return errors.New("it names no owner")
+		}
+		return nil
+	},
+}
 
 // thisOwner returns what this process would write as the owner.
 func thisOwner() (Owner, error) {
@@ -77,32 +83,7 @@ func (o Owner) String() string {
 
 // readOwner reads the owner of a store. A store that nobody has owned has the zero one.
 func readOwner(dir string) (Owner, error) {
-	data, err := durable.ReadFile(filepath.Join(dir, ownerName), maxOwnerBytes)
-	if errors.Is(err, fs.ErrNotExist) {
-		return Owner{Released: true}, nil
-	}
-	var o Owner
-	if err == nil {
-		err = json.Unmarshal(data, &o)
-	}
-	if err == nil && (o.Generation == 0 || o.Token == "" || o.BootID == "") {
-		err = errors.New("it names no owner")
-	}
-	if err != nil {
-		return Owner{}, fmt.Errorf("%s: %w", ownerName, err)
-	}
-	return o, nil
-}
-
-// write replaces the record of the owner. On a full disk it writes over the old record, which
-// has its room: a job that is to be restored needs the store.
-func (o Owner) write(dir string) error {
-	path := filepath.Join(dir, ownerName)
-	err := durable.WriteJSON(path, o)
-	if data, jsonErr := json.Marshal(o); jsonErr == nil {
-		return durable.OnFullDisk(err, path, data)
-	}
-	return err
+	return ownerKind.ReadOr(dir, Owner{Released: true})
 }
 
 // Owner returns the record of who owns the store now, or owned it last. It is the zero Owner

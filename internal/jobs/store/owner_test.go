@@ -7,7 +7,6 @@ import (
 	"strings"
 	"testing"
 
-	"cucriu/internal/durable"
 	"cucriu/internal/fault"
 )
 
@@ -66,7 +65,7 @@ func as(t testing.TB, s *Store, change func(*Owner)) {
 	o, err := s.Owner()
 	must(t, err)
 	change(&o)
-	must(t, durable.WriteJSON(s.path(ownerName), o))
+	must(t, ownerKind.Write(s.dir, o))
 }
 
 func TestWhatAnEarlierOwnerHasLeftIsTakenOverIfItIsOfThisHost(t *testing.T) {

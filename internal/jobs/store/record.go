@@ -9,20 +9,22 @@ import (
 	"time"
 
 	"cucriu/internal/criuimage"
-	"cucriu/internal/durable"
 	"cucriu/internal/image"
 	"cucriu/internal/proc"
+	"cucriu/internal/records"
 )
 
 // recordName is the name of the file that makes a directory a checkpoint.
 const recordName = "checkpoint.json"
 
+var recordKind = records.Kind[record]{
+	Name: recordName, What: "the checkpoint's record", Remedy: "resume from another checkpoint", Version: 1,
+	Key: "checkpoint", Limit: 64 << 20, Strict: true, Check: (*record).validate,
+}
+
 const (
-	recordVersion  = 1
-	recordKey      = "checkpoint"
-	maxRecordBytes = 64 << 20
-	maxText        = 4096 // bytes
-	maxDuration    = 366 * 24 * time.Hour
+	maxText     = 4096 // bytes
+	maxDuration = 366 * 24 * time.Hour
 )
 
 // record is what recordName holds.
@@ -38,49 +40,29 @@ func (r record) encode() ([]byte, error) {
 	if err := r.validate(); err != nil {
 		return nil, err
 	}
-	data, err := durable.Seal(recordKey, recordVersion, r)
-	if err == nil && len(data) > maxRecordBytes {
-		err = fmt.Errorf("it has %d bytes", len(data))
-	}
-	return data, err
+	return recordKind.Encode(r)
 }
 
 // readRecord reads the record in the directory of a checkpoint, and returns the checksum in it.
 func readRecord(root *os.Root) (record, uint32, error) {
-	f, _, err := criuimage.OpenIn(root, recordName)
+	r, sum, err := readKind(root, recordKind)
 	if errors.Is(err, fs.ErrNotExist) {
 		return record{}, 0, fmt.Errorf("it is not complete: %s is missing", recordName)
 	}
+	return r, sum, err
+}
+
+// readKind reads a record in the directory of a checkpoint, and the checksum in it.
+func readKind[T any](root *os.Root, kind records.Kind[T]) (value T, sum uint32, err error) {
+	f, _, err := criuimage.OpenIn(root, kind.Name)
 	if err != nil {
-		return record{}, 0, err
+		return value, 0, err
 	}
 	defer f.Close()
-	data, err := durable.ReadAll(f, maxRecordBytes)
-	if err != nil {
-		return record{}, 0, err
-	}
-	r, sum, err := parseRecord(data)
-	if err != nil {
-		return record{}, 0, fmt.Errorf("%s is %w", recordName, err)
-	}
-	return r, sum, nil
+	return kind.ReadFile(f)
 }
 
-// parseRecord reads the content of the file, and refuses one that no supervisor can have
-// written. It returns the checksum in it.
-func parseRecord(data []byte) (record, uint32, error) {
-	var r record
-	sum, err := durable.Unseal(data, recordKey, recordVersion, &r)
-	if err != nil {
-		return record{}, 0, err
-	}
-	if err := r.validate(); err != nil {
-		return record{}, 0, fmt.Errorf("damaged: %w", err)
-	}
-	return r, sum, nil
-}
-
-func (r record) validate() error {
+func (r *record) validate() error {
 	texts := []string{r.Reason, r.Command, r.Host, r.Kernel, r.Driver}
 	for _, gpu := range r.GPUs {
 		texts = append(texts, gpu.Model, gpu.PCIBusID)

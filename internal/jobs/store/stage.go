@@ -2,7 +2,6 @@ package store
 
 import (
 	"cmp"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -13,8 +12,8 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"cucriu/internal/durable"
 	"cucriu/internal/proc"
+	"cucriu/internal/records"
 )
 
 // Staging directories may be anywhere, for example in memory. Each has a record in D/staged
@@ -24,7 +23,7 @@ const stagePrefix = "cucriu-stage-"
 
 var stageName = regexp.MustCompile(`^` + stagePrefix + `[0-9]+$`)
 
-const maxStageBytes = 16 << 10
+var stageKind = records.Kind[stage]{What: "the record of a staging directory", Remedy: "remove it", Version: 1, Limit: 16 << 10}
 
 // stage is the record of a staging directory.
 type stage struct {
@@ -66,7 +65,7 @@ func (s *Store) StageDir(base string, of *proc.Ident) (string, error) {
 	record := stage{Path: dir, Host: s.owner.Host, Machine: s.owner.Machine, BootID: s.owner.BootID, Of: of}
 	if err == nil && base != s.path(stagedDir) {
 		// Killed here, it leaves an empty directory.
-		if err = durable.WriteJSON(s.stageRecord(dir), record); err != nil {
+		if err = stageKind.Write(s.stageRecord(dir), record); err != nil {
 			err = errors.Join(err, os.Remove(dir))
 		}
 	}
@@ -207,11 +206,7 @@ func (s *Store) leftStage(name string) (dir string, is bool) {
 	case !isRecord:
 		return own, true
 	}
-	var record stage
-	data, err := durable.ReadFile(own, maxStageBytes)
-	if err == nil {
-		err = json.Unmarshal(data, &record)
-	}
+	record, err := stageKind.Read(own)
 	if err == nil && (filepath.Base(record.Path) != base || !filepath.IsAbs(record.Path) || filepath.Clean(record.Path) != record.Path) {
 		err = fmt.Errorf("it names %q", record.Path)
 	}

@@ -8,7 +8,6 @@ import (
 	"slices"
 	"testing"
 
-	"cucriu/internal/durable"
 	"cucriu/internal/proc"
 )
 
@@ -39,7 +38,7 @@ func TestAPIDThatIsSomebodyElsesLeadsToNoStage(t *testing.T) {
 			stageImage(t, filepath.Join(real, "image"), 1, newMemory(1, 1))
 			record := s.staged[path]
 			test.change(&record)
-			must(t, durable.WriteJSON(s.stageRecord(path), record))
+			must(t, stageKind.Write(s.stageRecord(path), record))
 			must(t, s.Close())
 			s = openStore(t, dir)
 			stages, err := s.LeftStages()
@@ -111,7 +110,7 @@ func TestLeftoversAreRemovedAndNothingElse(t *testing.T) {
 		if record.Host == "" {
 			record.Host, record.BootID = s.owner.Host, s.owner.BootID
 		}
-		must(t, durable.WriteJSON(s.path(stagedDir, name), record))
+		must(t, stageKind.Write(s.path(stagedDir, name), record))
 	}
 	elsewhere := filepath.Join(base, stagePrefix+"4")
 	must(t, os.Mkdir(elsewhere, 0o700))
