@@ -11,11 +11,11 @@ import (
 	"time"
 
 	"cucriu/cudackpt"
-	"cucriu/internal/durable"
 	"cucriu/internal/inspect"
 	"cucriu/internal/journal"
 	"cucriu/internal/logging"
 	"cucriu/internal/proc"
+	"cucriu/internal/records"
 	"cucriu/internal/session"
 )
 
@@ -112,9 +112,8 @@ func (w *work) find() error {
 	}
 	if s.Step == journal.StepLock && (w.what == restore || w.what == toggle) {
 		// It came to lock a process that this program had just begun to checkpoint, and cannot undo that.
-		var found inspect.Process
-		note := w.note(filepath.Join(w.env.Config.RunDir, noteDir))
-		if durable.ReadJSON(note, &found) == nil && found.Ident == w.id {
+		found, err := noteKind.Read(w.note(filepath.Join(w.env.Config.RunDir, noteDir)))
+		if err == nil && found.Ident == w.id {
 			w.inWay = s.Conflict()
 			return nil
 		}
@@ -194,7 +193,7 @@ func (w *work) checkpoint(ctx context.Context) error {
 	}
 	dir, err := journal.MakeDir(w.env.Config.RunDir, noteDir)
 	if err == nil && process.MemoryBytes != nil {
-		err = durable.WriteJSON(w.note(dir), process)
+		err = noteKind.Write(w.note(dir), process)
 	}
 	if err != nil { // it is checkpointed all the same
 		fmt.Fprintln(logging.Stderr(), "the restore will not be checked for enough GPU memory:", err)
@@ -205,6 +204,8 @@ func (w *work) checkpoint(ctx context.Context) error {
 // noteDir is the directory in the run directory where checkpoint leaves what it found.
 const noteDir = "cuda-checkpoint"
 
+var noteKind = records.Kind[inspect.Process]{Version: 1}
+
 func (w *work) note(dir string) string { return filepath.Join(dir, strconv.Itoa(w.pid)+".json") }
 
 // restore restores a checkpointed process. It refuses if the GPUs lack the memory, because the driver
@@ -212,8 +213,7 @@ func (w *work) note(dir string) string { return filepath.Join(dir, strconv.Itoa(
 // has its image.
 func (w *work) restore(ctx context.Context) error {
 	note := w.note(filepath.Join(w.env.Config.RunDir, noteDir))
-	var found inspect.Process
-	if err := durable.ReadJSON(note, &found); err == nil && found.Ident == w.id {
+	if found, err := noteKind.Read(note); err == nil && found.Ident == w.id {
 		need := make(inspect.MemoryNeed)
 		need.Add(found.MemoryBytes, w.pairs)
 		if err := need.Require(ctx, w.driver); err != nil {

@@ -14,7 +14,6 @@ import (
 	"golang.org/x/sys/unix"
 
 	"cucriu/hooks/preflight"
-	"cucriu/internal/durable"
 	"cucriu/internal/jobs/life"
 	"cucriu/internal/proc"
 )
@@ -35,7 +34,7 @@ func newJobDir(t *testing.T, runDir, path, name string, change func(*Local)) str
 	folder := localDir(runDir, path)
 	l := Local{Name: name, Dir: path, PID: 4711, State: StateRunning, Next: time.Now()}
 	change(&l)
-	if err := errors.Join(os.MkdirAll(folder, 0o700), durable.WriteJSON(filepath.Join(folder, localName), l)); err != nil {
+	if err := errors.Join(os.MkdirAll(folder, 0o700), localKind.Write(folder, l)); err != nil {
 		t.Fatal(err)
 	}
 	return path

@@ -12,13 +12,13 @@ import (
 	"sync"
 	"time"
 
-	"cucriu/internal/durable"
 	"cucriu/internal/image"
 	"cucriu/internal/jobs/inside"
 	"cucriu/internal/jobs/sandbox"
 	"cucriu/internal/jobs/store"
 	"cucriu/internal/journal"
 	"cucriu/internal/proc"
+	"cucriu/internal/records"
 	"cucriu/internal/units"
 )
 
@@ -246,10 +246,12 @@ func Involving(runDir string, pid int, below bool) (l *Local, meaning string, er
 	return nil, "", err
 }
 
+var localKind = records.Kind[Local]{Name: localName, Version: 1, Remedy: "remove it: the next cucriu run of the job writes it again"}
+
 // readLocal reads what is known of a job, and looks whether that is still so.
 func readLocal(folder string) (Local, error) {
-	var l Local
-	if err := durable.ReadJSON(filepath.Join(folder, localName), &l); err != nil {
+	l, err := localKind.Read(folder)
+	if err != nil {
 		return l, fmt.Errorf("record of a job in the run directory: %w", err)
 	}
 	if l.alive, _ = sandbox.IsAlive(folder); !l.alive && l.Init != nil { // an adopted job may have lost its keeper
@@ -298,7 +300,7 @@ func (f *statusFile) write(change func(*Local)) (err error) {
 	defer f.mutex.Unlock()
 	change(&f.now)
 	if f.folder != "" {
-		err = durable.WriteJSON(filepath.Join(f.folder, localName), f.now)
+		err = localKind.Write(f.folder, f.now)
 	}
 	if f.shown != nil {
 		f.shown(f.now)

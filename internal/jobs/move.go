@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io/fs"
 	"os"
 	"path/filepath"
 	"slices"
@@ -12,11 +11,11 @@ import (
 
 	"github.com/gofrs/flock"
 
-	"cucriu/internal/durable"
 	"cucriu/internal/failpoint"
 	"cucriu/internal/fault"
 	"cucriu/internal/jobs/life"
 	"cucriu/internal/proc"
+	"cucriu/internal/records"
 )
 
 // A job that moves to another host has a record in its directory on both hosts. It says where the
@@ -69,17 +68,19 @@ type Move struct {
 	Before *Move `json:"before,omitempty"`
 }
 
+var moveKind = records.Kind[Move]{
+	Name: moveName, What: "the record of the move", Remedy: "restore it from a backup; or see with cucriu jobs list on both hosts where the job runs", Version: 1,
+	Check: func(m *Move) error {
+		if m.State == MoveNone || m.ID == "" {
+			return errors.New("it names no move")
+		}
+		return nil
+	},
+}
+
 // ReadMove reads the record of the last move of a job. Its state is [MoveNone] if there is none.
 func ReadMove(dir string) (m Move, err error) {
-	path := filepath.Join(dir, moveName)
-	err = durable.ReadJSON(path, &m)
-	if errors.Is(err, fs.ErrNotExist) {
-		return m, nil
-	}
-	if err == nil && (m.State == MoveNone || m.ID == "") {
-		err = fmt.Errorf("%s names no move", path)
-	}
-	if err != nil {
+	if m, err = moveKind.ReadOr(dir, Move{}); err != nil {
 		return m, fmt.Errorf("cannot tell where the job of %s runs: %w", dir, err)
 	}
 	return m, nil
@@ -88,14 +89,14 @@ func ReadMove(dir string) (m Move, err error) {
 // Write writes the record of a move. It is on disk afterwards.
 func (m Move) Write(dir string) error {
 	m.At = time.Now().UTC()
-	if err := durable.WriteJSON(filepath.Join(dir, moveName), m); err != nil {
+	if err := moveKind.Write(dir, m); err != nil {
 		return fmt.Errorf("record of the move: %w", err)
 	}
 	return nil
 }
 
 // RemoveMove removes the record of a move that is over.
-func RemoveMove(dir string) error { return durable.Remove(filepath.Join(dir, moveName)) }
+func RemoveMove(dir string) error { return moveKind.Remove(dir) }
 
 // maxArrivals is how many moves by which a job has come to a host are remembered.
 const maxArrivals = 100
@@ -108,7 +109,7 @@ func NoteArrival(dir, id string) error {
 		return err
 	}
 	all = append(all, id)
-	return durable.WriteJSON(filepath.Join(dir, arrivalsName), all[max(0, len(all)-maxArrivals):])
+	return arrivalsKind.Write(dir, all[max(0, len(all)-maxArrivals):])
 }
 
 // HasArrived reports whether the job has come here by a move, whose record was replaced since.
@@ -117,8 +118,10 @@ func HasArrived(dir, id string) (bool, error) {
 	return slices.Contains(all, id), err
 }
 
+var arrivalsKind = records.Kind[[]string]{Name: arrivalsName, What: "list of moves"}
+
 func arrivals(dir string) (ids []string, err error) {
-	if err := durable.ReadJSON(filepath.Join(dir, arrivalsName), &ids); err != nil && !errors.Is(err, fs.ErrNotExist) {
+	if ids, err = arrivalsKind.ReadOr(dir, nil); err != nil {
 		return nil, fmt.Errorf("cannot tell how the job of %s came here: %w", dir, err)
 	}
 	return ids, nil
@@ -193,9 +196,11 @@ func (e *ElsewhereError) Refused() bool { return true }
 // flagsName is the file that says with which options a job was run last.
 const flagsName = "flags.json"
 
+var flagsKind = records.Kind[[]string]{Name: flagsName}
+
 // noteFlags keeps the options of the supervisor for the one of the host to which the job may move.
 func noteFlags(s *core) {
-	if err := durable.WriteJSON(filepath.Join(s.Dir, flagsName), append([]string{}, s.Flags...)); err != nil {
+	if err := flagsKind.Write(s.Dir, append([]string{}, s.Flags...)); err != nil {
 		s.say(fmt.Sprintf("the options could not be saved for a host to which the job may move: %v", err))
 	}
 }
@@ -203,7 +208,7 @@ func noteFlags(s *core) {
 // Flags returns the options with which a job was run last, without the directory. Without them, a job of a
 // user could be started as root's.
 func Flags(dir string) (flags []string, err error) {
-	if err := durable.ReadJSON(filepath.Join(dir, flagsName), &flags); err != nil {
+	if flags, err = flagsKind.Read(dir); err != nil {
 		return nil, fault.Because(err, fmt.Sprintf("the options of the job are not known: %v", err), "cucriu run with the command and all its options writes them again")
 	}
 	return flags, nil

@@ -14,7 +14,6 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"cucriu/internal/durable"
 	"cucriu/internal/fault"
 	"cucriu/internal/first"
 	"cucriu/internal/guest"
@@ -22,6 +21,7 @@ import (
 	"cucriu/internal/jobs/sandbox"
 	"cucriu/internal/jobs/store"
 	"cucriu/internal/proc"
+	"cucriu/internal/records"
 )
 
 const recordName = job.RecordName // in the directory of the job
@@ -50,6 +50,18 @@ type finished struct {
 
 const recordVersion = 1
 
+// recordKind is one whose record may have another name yet: see [DescribeAs].
+var recordKind = records.Kind[record]{
+	Version: recordVersion,
+	Remedy:  "restore it from a backup; or, if the job has not finished, move it away and name the command to cucriu run again: the job resumes from its checkpoints",
+	Check: func(r *record) error {
+		if r.Version < recordVersion || len(r.Command) == 0 {
+			return errors.New("it names no command")
+		}
+		return nil
+	},
+}
+
 // openRecord reads the record of a job, or makes one for a job that is new, and reports whether it is.
 func openRecord(o Options) (r record, isNew bool, err error) {
 	_, err = os.Lstat(filepath.Join(o.Dir, recordName))
@@ -63,13 +75,7 @@ func openRecord(o Options) (r record, isNew bool, err error) {
 
 // loadRecord reads the record of a job. The error is [fs.ErrNotExist] if there is none.
 func loadRecord(path string) (r record, err error) {
-	err = durable.ReadJSON(path, &r)
-	if err == nil && (r.Version != recordVersion || len(r.Command) == 0) {
-		err = fmt.Errorf("it has version %d, but this cucriu reads version %d", r.Version, recordVersion)
-	}
-	if damage := new(json.SyntaxError); errors.As(err, &damage) {
-		return record{}, fault.Because(damage, fmt.Sprintf("record %s is damaged (%v)", path, damage), "restore it from a backup; or, if the job has not finished, move it away and name the command to cucriu run again: the job resumes from its checkpoints")
-	}
+	r, err = recordKind.Read(path)
 	if dir := filepath.Dir(path); errors.Is(err, fs.ErrNotExist) && hasCheckpoints(dir) {
 		return record{}, fault.Because(err, path+" is missing", "restore it from a backup, or name the command to cucriu run --dir "+dir+
 			" again: the job resumes from its checkpoints; or, if it runs on no host and nothing of it is needed, rm -r "+dir)
@@ -215,7 +221,7 @@ func isSame(a, b string) bool {
 }
 
 func (r record) write(dir string) error {
-	return durable.WriteJSON(filepath.Join(dir, recordName), r)
+	return recordKind.Write(filepath.Join(dir, recordName), r)
 }
 
 // input is what the standard input of a job is. It is that from its first start on.
@@ -327,7 +333,7 @@ func NoteLocal(runDir, dir string, state State) error {
 	if err := os.MkdirAll(folder, 0o700); err != nil {
 		return fmt.Errorf("run directory: %w", err)
 	}
-	return durable.WriteJSON(filepath.Join(folder, localName), Local{Name: of.Name, Dir: dir, State: state})
+	return localKind.Write(folder, Local{Name: of.Name, Dir: dir, State: state})
 }
 
 // EventsSize is how long the log of a job's events is.

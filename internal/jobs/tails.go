@@ -2,13 +2,11 @@ package jobs
 
 import (
 	"errors"
-	"fmt"
 	"io/fs"
-	"path/filepath"
 	"slices"
 
-	"cucriu/internal/durable"
 	"cucriu/internal/jobs/files"
+	"cucriu/internal/records"
 )
 
 // What is newer in the job's files than the checkpoint from which it resumes is kept beside them.
@@ -21,13 +19,7 @@ type tails struct {
 	Paths []string `json:"paths"`
 }
 
-func readTails(dir string) (t tails, err error) {
-	err = durable.ReadJSON(filepath.Join(dir, tailsName), &t)
-	if err != nil && !errors.Is(err, fs.ErrNotExist) {
-		return t, fmt.Errorf("list of the backups kept at resumes: %w", err)
-	}
-	return t, nil
-}
+var tailsKind = records.Kind[tails]{Name: tailsName, What: "list of the backups kept at resumes", Version: 1}
 
 // tellChanges tells what was done to the job's files, and lists what was kept of them. A full disk does
 // not stop it.
@@ -41,21 +33,21 @@ func (s *core) tellChanges(changes []files.Change) {
 	if len(kept) == 0 {
 		return
 	}
-	t, err := readTails(s.Dir)
+	t, err := tailsKind.ReadOr(s.Dir, tails{})
 	if err == nil {
 		t.Paths = slices.DeleteFunc(t.Paths, func(path string) bool {
 			_, err := files.FindKept(path)
 			return errors.Is(err, fs.ErrNotExist) || slices.Contains(kept, path)
 		})
 		t.Paths = append(t.Paths, kept...)
-		err = durable.WriteJSON(filepath.Join(s.Dir, tailsName), t)
+		err = tailsKind.Write(s.Dir, t)
 	}
 	s.sayError(err)
 }
 
 // Tails returns what resumes have kept of the job's files and is still there.
 func Tails(dir string) ([]files.Kept, error) {
-	t, err := readTails(dir)
+	t, err := tailsKind.ReadOr(dir, tails{})
 	if err != nil {
 		return nil, err
 	}

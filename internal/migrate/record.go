@@ -1,7 +1,6 @@
 package migrate
 
 import (
-	"encoding/json"
 	"errors"
 	"fmt"
 	"os"
@@ -13,6 +12,7 @@ import (
 	"github.com/gofrs/flock"
 
 	"cucriu/internal/durable"
+	"cucriu/internal/records"
 )
 
 // record is what the source of a process tree keeps of a migration until the destination knows what
@@ -34,6 +34,16 @@ type record struct {
 	lock *flock.Flock
 }
 
+var recordKind = records.Kind[record]{
+	What: "the record of a migration", Remedy: "restore it from a backup; or, if the job runs on one of the two hosts, remove it", Version: 1,
+	Check: func(r *record) error {
+		if len(r.RSH) == 0 {
+			return errors.New("it names no remote shell")
+		}
+		return nil
+	},
+}
+
 func recordsDir(runDir string) string { return filepath.Join(runDir, "migrations") }
 
 // create writes the record and locks it: as long as this program lives, nobody else settles the
@@ -46,7 +56,7 @@ func (r *record) create(runDir string) error {
 	if locked, err := r.tryLock(); err != nil || !locked {
 		return errors.Join(errors.New("the record of the migration cannot be locked"), err)
 	}
-	if err := durable.WriteJSON(r.path, r); err != nil {
+	if err := recordKind.Write(r.path, *r); err != nil {
 		return errors.Join(err, r.remove())
 	}
 	return nil
@@ -76,9 +86,9 @@ func (r *record) unlock() {
 	}
 }
 
-// records lists the migrations of this host whose destination does not know yet what was decided,
+// pendingRecords lists the migrations of this host whose destination does not know yet what was decided,
 // and those that are under way.
-func records(runDir string) ([]*record, error) {
+func pendingRecords(runDir string) ([]*record, error) {
 	paths, err := durable.Match(recordsDir(runDir), "*.json")
 	if err != nil && !errors.Is(err, os.ErrNotExist) {
 		return nil, err
@@ -86,22 +96,12 @@ func records(runDir string) ([]*record, error) {
 	var all []*record
 	var errs []error // a damaged one does not hide the others
 	for _, path := range paths {
-		data, err := os.ReadFile(path)
-		r := &record{path: path}
-		if err == nil {
-			err = json.Unmarshal(data, r)
+		r, err := recordKind.Read(path)
+		if r.path = path; err == nil {
+			all = append(all, &r)
+		} else if !errors.Is(err, os.ErrNotExist) {
+			errs = append(errs, err)
 		}
-		if err == nil && len(r.RSH) == 0 {
-			err = errors.New("it names no remote shell")
-		}
-		if errors.Is(err, os.ErrNotExist) {
-			continue
-		}
-		if err != nil {
-			errs = append(errs, fmt.Errorf("the record %s of a migration: %w", path, err))
-			continue
-		}
-		all = append(all, r)
 	}
 	slices.SortFunc(all, func(a, b *record) int { return a.Begun.Compare(b.Begun) })
 	return all, errors.Join(errs...)

@@ -17,7 +17,7 @@ func TestADamagedRecordHidesNoOther(t *testing.T) {
 	if err := os.WriteFile(damaged, []byte("{"), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	records, err := records(runDir)
+	records, err := pendingRecords(runDir)
 	if err == nil || len(records) != 1 || records[0].ID != r.ID {
 		t.Fatalf("records %v, error %v: want one of each", records, err)
 	}
@@ -29,7 +29,7 @@ func TestARecordIsTakenOnlyFromAProgramThatHasGone(t *testing.T) {
 	if err := r.create(runDir); err != nil {
 		t.Fatal(err)
 	}
-	again, err := records(runDir)
+	again, err := pendingRecords(runDir)
 	if err != nil || len(again) != 1 {
 		t.Fatal(again, err)
 	}

@@ -42,7 +42,7 @@ func Recover(ctx context.Context, hook *hooks.Hook) (done []string, err error) {
 
 // recoverTrees brings the migrations of process trees to an end.
 func recoverTrees(ctx context.Context, hook *hooks.Hook) (done []string, err error) {
-	all, err := records(hook.Config.RunDir)
+	all, err := pendingRecords(hook.Config.RunDir)
 	errs := []error{err}
 	stages := []string{defaultStage}
 	for _, r := range all {

@@ -159,7 +159,7 @@ func dump(ctx context.Context, hook *hooks.Hook, criu string, r Request) (a Answ
 			}
 			if err == nil {
 				of.Clocks = a.Clocks
-				err = of.write(dir)
+				err = stagedKind.Write(dir, of)
 			}
 			return err
 		},

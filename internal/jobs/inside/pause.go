@@ -5,18 +5,17 @@ import (
 	"errors"
 	"fmt"
 	"os"
-	"path/filepath"
 	"slices"
 
 	"golang.org/x/sys/unix"
 
 	"cucriu/hooks"
 	"cucriu/hooks/checkpoint"
-	"cucriu/internal/durable"
 	"cucriu/internal/proc"
+	"cucriu/internal/records"
 )
 
-const pausedName = "paused.json" // in the run directory of a sandbox
+var pausedKind = records.Kind[pausedRecord]{Name: "paused.json", Version: 1} // in the run directory of a sandbox
 
 // pausedRecord says which processes of the job a pause has stopped, beside those that use CUDA.
 // It is there before the job is touched, and goes when the job runs again.
@@ -26,34 +25,22 @@ type pausedRecord struct {
 
 // IsPaused reports whether the job of a sandbox is paused, or whether a pause of it was cut off.
 func IsPaused(runDir string) (bool, error) {
-	_, err := os.Stat(filepath.Join(runDir, pausedName))
+	_, err := os.Stat(pausedKind.Path(runDir))
 	if errors.Is(err, os.ErrNotExist) {
 		return false, nil
 	}
 	return err == nil, err
 }
 
-func readPaused(runDir string) (r pausedRecord, err error) {
-	err = durable.ReadJSON(filepath.Join(runDir, pausedName), &r)
-	if errors.Is(err, os.ErrNotExist) {
-		return r, nil
-	}
-	return r, err
-}
-
-func (r pausedRecord) write(runDir string) error {
-	return durable.WriteJSON(filepath.Join(runDir, pausedName), r)
-}
-
 // pause stops all processes of the job, and frees their GPUs. It makes a pause
 // whole that was cut off.
 func pause(ctx context.Context, hook *hooks.Hook, root int) error {
 	runDir := hook.Config.RunDir
-	r, err := readPaused(runDir)
+	r, err := pausedKind.ReadOr(runDir, pausedRecord{})
 	if err != nil {
 		return err
 	}
-	if err := r.write(runDir); err != nil {
+	if err := pausedKind.Write(runDir, r); err != nil {
 		return err
 	}
 	err = suspendTree(ctx, hook, root)
@@ -125,7 +112,7 @@ func (r *pausedRecord) stopTree(ctx context.Context, runDir string, root int) er
 				r.Stopped = append(r.Stopped, p.Ident)
 			}
 		}
-		err = r.write(runDir)
+		err = pausedKind.Write(runDir, *r)
 		if err == nil {
 			err = proc.Stop(ctx, running...)
 		}
@@ -178,7 +165,7 @@ func unpause(ctx context.Context, hook *hooks.Hook) error {
 			return err
 		}
 	}
-	r, err := readPaused(runDir)
+	r, err := pausedKind.ReadOr(runDir, pausedRecord{})
 	if err != nil {
 		return err
 	}
@@ -194,5 +181,5 @@ func unpause(ctx context.Context, hook *hooks.Hook) error {
 			return fmt.Errorf("continue %v: %w", id, err)
 		}
 	}
-	return durable.Remove(filepath.Join(runDir, pausedName))
+	return pausedKind.Remove(runDir)
 }

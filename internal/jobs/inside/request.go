@@ -6,18 +6,17 @@ package inside
 import (
 	"errors"
 	"os"
-	"path/filepath"
 	"slices"
 	"time"
 
 	"golang.org/x/sys/unix"
 
 	"cucriu/hooks/checkpoint"
-	"cucriu/internal/durable"
 	"cucriu/internal/image"
 	"cucriu/internal/jobs/files"
 	"cucriu/internal/jobs/sandbox"
 	"cucriu/internal/proc"
+	"cucriu/internal/records"
 )
 
 // Command is the hidden command that serves a request: see [Serve].
@@ -102,7 +101,8 @@ type Answer struct {
 	NoRoom bool `json:"no_room,omitempty"`
 }
 
-const stagedName = "cucriu-job.json" // in an image: what only its maker knows
+// stagedKind is in an image: what only its maker knows.
+var stagedKind = records.Kind[Staged]{Name: "cucriu-job.json", Version: 1}
 
 // Staged describes an image that is not yet a checkpoint.
 type Staged struct {
@@ -176,12 +176,5 @@ func (of Staged) Survivors() (pids []int, err error) {
 	return slices.Compact(pids), nil
 }
 
-func (of Staged) write(dir string) error {
-	return durable.WriteJSON(filepath.Join(dir, stagedName), of)
-}
-
 // ReadStaged reads what an image says of itself.
-func ReadStaged(images string) (of Staged, err error) {
-	err = durable.ReadJSON(filepath.Join(images, stagedName), &of)
-	return of, err
-}
+func ReadStaged(images string) (Staged, error) { return stagedKind.Read(images) }

@@ -12,8 +12,8 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"cucriu/internal/durable"
 	"cucriu/internal/proc"
+	"cucriu/internal/records"
 	"cucriu/internal/self"
 )
 
@@ -24,7 +24,8 @@ import (
 // CommandKeep is the hidden command of a keeper.
 const CommandKeep = "sandbox-keep"
 
-const keeperName = "keeper.json" // who the keeper is; written by it
+// keeperKind says who the keeper is, which writes it.
+var keeperKind = records.Kind[proc.Ident]{Name: "keeper.json", Version: 1}
 
 // Adopt adopts a job that runs outside any sandbox. Its records are in dir, an empty
 // folder; runDir is for the hook. spec has the fence and the job's folder in the run directory.
@@ -39,7 +40,7 @@ func Adopt(ctx context.Context, dir, runDir string, root proc.Ident, spec Spec) 
 	}
 	// The record comes first: a job with one and no keeper is given a new keeper.
 	spec.Adopted = &root
-	err = durable.WriteJSON(filepath.Join(dir, specName), spec)
+	err = specKind.Write(dir, spec)
 	if err == nil {
 		err = p.save()
 	}
@@ -81,8 +82,7 @@ func (p *Sandbox) attachAdopted() (_ *Sandbox, err error) {
 
 // openKeeper opens the keeper of the job. It is no error if there is none.
 func (p *Sandbox) openKeeper() error {
-	var id proc.Ident
-	err := durable.ReadJSON(filepath.Join(p.Dir, keeperName), &id)
+	id, err := keeperKind.Read(p.Dir)
 	if err == nil {
 		p.init, err = proc.Reopen(id)
 	}
@@ -156,8 +156,8 @@ func Keep(dir string) error {
 		return err
 	}
 	defer alive.Close()
-	var spec Spec
-	if err := durable.ReadJSON(filepath.Join(dir, specName), &spec); err != nil {
+	spec, err := specKind.Read(dir)
+	if err != nil {
 		return err
 	}
 	if spec.Adopted == nil {
@@ -170,7 +170,7 @@ func Keep(dir string) error {
 	defer known.Close()
 	self, err := proc.IdentOf(os.Getpid())
 	if err == nil {
-		err = durable.WriteJSON(filepath.Join(dir, keeperName), self)
+		err = keeperKind.Write(dir, self)
 	}
 	if err != nil {
 		return err
@@ -197,7 +197,7 @@ func Keep(dir string) error {
 // tellEnd records the end of the root process. A full disk must not end the sandbox, or the job's
 // children with it: there may be room later.
 func tellEnd(dir string, exit Exit) {
-	for durable.WriteJSON(filepath.Join(dir, exitName), exit) != nil {
+	for exitKind.Write(dir, exit) != nil {
 		time.Sleep(time.Second)
 	}
 }

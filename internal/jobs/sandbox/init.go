@@ -14,7 +14,6 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"cucriu/internal/durable"
 	"cucriu/internal/jobs/job"
 )
 
@@ -37,8 +36,8 @@ func Init(dir string) error {
 		return err
 	}
 	defer alive.Close()
-	var spec Spec
-	if err := durable.ReadJSON(filepath.Join(dir, specName), &spec); err != nil {
+	spec, err := specKind.Read(dir)
+	if err != nil {
 		return err
 	}
 	var begun begun

@@ -3,18 +3,18 @@ package sandbox
 import (
 	"errors"
 	"os"
-	"path/filepath"
 	"slices"
 	"strings"
 
 	"github.com/prometheus/procfs"
 
-	"cucriu/internal/durable"
 	"cucriu/internal/proc"
 	"cucriu/internal/quote"
+	"cucriu/internal/records"
 )
 
-const mountsName = "mounts.json" // the mounts that the sandbox was made with; written by its init
+// mountsKind is of the mounts that the sandbox was made with. Its init writes it.
+var mountsKind = records.Kind[[]mount]{Name: "mounts.json"}
 
 // mount is what tells one mount of a namespace from another.
 type mount struct {
@@ -39,14 +39,13 @@ func recordMounts(dir string) error {
 	if err != nil {
 		return err
 	}
-	return durable.WriteJSON(filepath.Join(dir, mountsName), all)
+	return mountsKind.Write(dir, all)
 }
 
 // MountsOfJob lists where the job has mounted or unmounted something in its sandbox. A mount ends with the sandbox, and what is
 // in it is in no checkpoint. To be called on the host.
 func (s *Sandbox) MountsOfJob() ([]string, error) {
-	var known []mount
-	err := durable.ReadJSON(filepath.Join(s.Dir, mountsName), &known)
+	known, err := mountsKind.Read(s.Dir)
 	if errors.Is(err, os.ErrNotExist) {
 		return nil, nil // an earlier version has made the sandbox
 	}

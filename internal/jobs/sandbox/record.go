@@ -1,28 +1,29 @@
 package sandbox
 
 import (
-	"encoding/json"
 	"errors"
 	"fmt"
 	"io/fs"
-	"path/filepath"
 	"syscall"
 	"time"
 
 	"golang.org/x/sys/unix"
 
-	"cucriu/internal/durable"
 	"cucriu/internal/jobs/job"
 	"cucriu/internal/proc"
+	"cucriu/internal/records"
 )
 
-// The names of what is in the folder of a sandbox.
-const (
-	specName   = "spec.json"  // what init is to do
-	recordName = "place.json" // who init is; written by the maker
-	exitName   = "exit.json"  // how the job's root process has ended; written by init
-	aliveName  = "alive"      // locked by init as long as it lives
+// What is in the folder of a sandbox.
+var (
+	specKind = records.Kind[Spec]{Name: "spec.json", Version: 1} // what init is to do
+	// recordKind says who init is. The maker writes it, also on a full disk: a job that is not on record as running
+	// is ended by the next supervisor.
+	recordKind = records.Kind[Record]{Name: "place.json", Version: 1, InPlace: true}
+	exitKind   = records.Kind[Exit]{Name: "exit.json", Version: 1} // how the job's root process has ended; written by init
 )
+
+const aliveName = "alive" // locked by init as long as it lives
 
 // Spec is what a sandbox is made for.
 type Spec struct {
@@ -112,8 +113,7 @@ func (e Exit) Code() int {
 
 // readExit returns nil if the root process has not ended.
 func readExit(dir string) (*Exit, error) {
-	var exit Exit
-	err := durable.ReadJSON(filepath.Join(dir, exitName), &exit)
+	exit, err := exitKind.Read(dir)
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil, nil
 	}
@@ -145,13 +145,8 @@ func (p *Sandbox) Exit() (*Exit, error) { return readExit(p.Dir) }
 // LastExit tells how the root process in a sandbox that may be gone has ended; nil if that is not
 // known, or if it was to leave.
 func LastExit(dir string) (*Exit, error) {
-	var r Record
-	err := durable.ReadJSON(filepath.Join(dir, recordName), &r)
-	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+	if r, err := recordKind.ReadOr(dir, Record{}); err != nil || r.Leaving {
 		return nil, err
-	}
-	if r.Leaving {
-		return nil, nil
 	}
 	return readExit(dir)
 }
@@ -181,13 +176,4 @@ func (p *Sandbox) change(how func(*Record)) error {
 	return err
 }
 
-// save writes the record. On a full disk it writes over the old one, which has its room: a job that is not
-// on record as running is ended by the next supervisor.
-func (p *Sandbox) save() error {
-	path := filepath.Join(p.Dir, recordName)
-	err := durable.WriteJSON(path, p.Record)
-	if data, jsonErr := json.MarshalIndent(p.Record, "", "\t"); jsonErr == nil {
-		return durable.OnFullDisk(err, path, append(data, '\n'))
-	}
-	return err
-}
+func (p *Sandbox) save() error { return recordKind.Write(p.Dir, p.Record) }

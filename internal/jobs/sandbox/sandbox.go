@@ -19,7 +19,6 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"cucriu/internal/durable"
 	"cucriu/internal/first"
 	"cucriu/internal/jobs/job"
 	"cucriu/internal/proc"
@@ -50,7 +49,7 @@ type Sandbox struct {
 // New makes a sandbox that keeps its records in dir, an empty folder. runDir is for the hook in the
 // sandbox. If the sandbox is to start a job and cannot, the error is a [job.NotStartedError].
 func New(ctx context.Context, dir, runDir string, spec Spec) (*Sandbox, error) {
-	if err := durable.WriteJSON(filepath.Join(dir, specName), spec); err != nil {
+	if err := specKind.Write(dir, spec); err != nil {
 		return nil, err
 	}
 	said, err := os.Create(filepath.Join(dir, "stderr"))
@@ -141,14 +140,14 @@ func record(dir string, parent int, r Record) (*Sandbox, error) {
 // Attach finds the sandbox that keeps its records in dir. It fails with [ErrGone] if there is none
 // any more.
 func Attach(dir string) (*Sandbox, error) {
-	p := &Sandbox{Dir: dir}
-	err := durable.ReadJSON(filepath.Join(dir, recordName), &p.Record)
+	r, err := recordKind.Read(dir)
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil, awaitUnrecorded(dir)
 	}
 	if err != nil {
 		return nil, err
 	}
+	p := &Sandbox{Dir: dir, Record: r}
 	boot, err := proc.BootID()
 	if err != nil {
 		return nil, err

@@ -5,13 +5,12 @@ import (
 	"fmt"
 	"io/fs"
 	"os"
-	"path/filepath"
 	"strconv"
 	"sync"
 
 	"golang.org/x/sys/unix"
 
-	"cucriu/internal/durable"
+	"cucriu/internal/records"
 )
 
 // Terminal is a terminal of the job's own: a pseudo terminal whose other end init has. It stays
@@ -22,13 +21,12 @@ type Terminal struct {
 	FD   int    `json:"fd"`   // init's descriptor of the other end
 }
 
-const terminalName = "terminal.json" // in the folder of a sandbox
+var terminalKind = records.Kind[Terminal]{Name: "terminal.json", Version: 1} // in the folder of a sandbox
 
 // ReadTerminal tells which terminal the job in a sandbox has; nil if it has none. dir is the
 // sandbox's folder.
 func ReadTerminal(dir string) (*Terminal, error) {
-	var t Terminal
-	err := durable.ReadJSON(filepath.Join(dir, terminalName), &t)
+	t, err := terminalKind.Read(dir)
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil, nil
 	}
@@ -100,7 +98,7 @@ func newConsole(dir string, spec TerminalSpec) (c *console, err error) {
 		return nil, err
 	}
 	t := Terminal{Path: path, Name: fmt.Sprintf("tty[%x:%x]", info.Rdev, info.Dev), FD: c.master}
-	return c, durable.WriteJSON(filepath.Join(dir, terminalName), t)
+	return c, terminalKind.Write(dir, t)
 }
 
 // run appends to the file what the job writes.

@@ -7,12 +7,10 @@ import (
 	"math"
 	"os"
 	"os/exec"
-	"path/filepath"
 	"time"
 
 	"golang.org/x/sys/unix"
 
-	"cucriu/internal/durable"
 	"cucriu/internal/self"
 )
 
@@ -37,8 +35,8 @@ const timePrecision = 10 * time.Millisecond
 // Unshare makes the time namespace of a sandbox and becomes the program that makes the others. It
 // returns only errors. It must be called on the main thread: the clocks can be set only there.
 func Unshare(dir string) error {
-	var spec Spec
-	if err := durable.ReadJSON(filepath.Join(dir, specName), &spec); err != nil {
+	spec, err := specKind.Read(dir)
+	if err != nil {
 		return err
 	}
 	unshare, err := exec.LookPath("unshare")
