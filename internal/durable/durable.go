@@ -4,9 +4,9 @@ package durable
 import (
 	"cmp"
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
+	"hash/crc32"
 	"io"
 	"io/fs"
 	"os"
@@ -17,17 +17,11 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// WriteJSON replaces the content of a file by a value as JSON. After a crash the file holds
-// either the old content or the new, complete. Only its owner can read it.
-func WriteJSON(path string, value any) error {
-	data, err := json.MarshalIndent(value, "", "\t")
-	if err != nil {
-		return err
-	}
-	return Write(path, append(data, '\n'))
-}
+// Castagnoli is the polynomial of all our checksums of files.
+var Castagnoli = crc32.MakeTable(crc32.Castagnoli)
 
-// Write is [WriteJSON] for bytes.
+// Write replaces the content of a file. After a crash the file holds either the old content or the new,
+// complete. Only its owner can read it.
 func Write(path string, data []byte) error {
 	dir := filepath.Dir(path)
 	if err := renameio.WriteFile(path, data, 0o600, renameio.WithTempDir(dir)); err != nil {

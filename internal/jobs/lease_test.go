@@ -10,10 +10,10 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"cucriu/internal/durable"
 	"cucriu/internal/jobs/life"
 	"cucriu/internal/jobs/sandbox"
 	"cucriu/internal/jobs/store"
+	"cucriu/internal/records"
 )
 
 // openedCore is the core of a supervisor that owns the store of its directory.
@@ -34,7 +34,7 @@ func openedCore(t *testing.T) *core {
 func TestAJobThatRunsInAnotherDirectoryIsNotStartedHere(t *testing.T) {
 	folder := t.TempDir()
 	runs := Local{Name: "train", Dir: "/job", State: StateRunning}
-	if err := durable.WriteJSON(filepath.Join(folder, localName), runs); err != nil {
+	if err := localKind.Write(folder, runs); err != nil {
 		t.Fatal(err)
 	}
 	alive, err := os.OpenFile(filepath.Join(folder, "alive"), os.O_RDWR|os.O_CREATE, 0o600)
@@ -103,7 +103,7 @@ func TestASupervisorThatHasLostItsJobKnowsIt(t *testing.T) {
 		t.Fatal(err)
 	}
 	owner.Generation, owner.Token = owner.Generation+1, "another"
-	if err := durable.WriteJSON(filepath.Join(c.Dir, "owner.json"), owner); err != nil {
+	if err := (records.Kind[store.Owner]{Name: "owner.json"}).Write(c.Dir, owner); err != nil {
 		t.Fatal(err)
 	}
 	if e := s.lookAround(); !e.Fenced || !errors.Is(e.err, store.ErrFenced) {

@@ -18,6 +18,7 @@ import (
 	"cucriu/internal/jobs/sandbox"
 	"cucriu/internal/jobs/store"
 	"cucriu/internal/proc"
+	"cucriu/internal/records"
 	"cucriu/internal/testenv"
 )
 
@@ -63,7 +64,7 @@ func makeImage(t *testing.T, dir string, of inside.Staged) {
 	const noFiles = `{"version":1}`
 	list := fmt.Sprintf(`{"crc32c":%d,"list":%s}`, crc32.Checksum([]byte(noFiles), durable.Castagnoli), noFiles)
 	testenv.WriteFile(t, filepath.Join(dir, "cucriu-files.json"), list)
-	if err := durable.WriteJSON(filepath.Join(dir, "cucriu-job.json"), of); err != nil {
+	if err := (records.Kind[inside.Staged]{Name: "cucriu-job.json"}).Write(dir, of); err != nil {
 		t.Fatal(err)
 	}
 }
