@@ -133,6 +133,6 @@ no_workload() { ! pgrep -x 'cudawork|cucriu' >/dev/null; }
 
 # owner_elsewhere D makes the record of the owner that of another host that has not given the directory back.
 owner_elsewhere() {
-	sed -i -E 's/"host": ?"[^"]*"/"host":"lost-node"/; s/"machine": ?"[^"]*"/"machine":"another"/; s/"boot_id": ?"[^"]*"/"boot_id":"00000000-0000-0000-0000-000000000000"/; s/"released": ?true/"released":false/' "$1/owner.json"
+	sed -i -E 's/"host": ?"[^"]*"/"host":"lost-node"/; s/"machine": ?"[^"]*"/"machine":"another"/; s/"boot_id": ?"[^"]*"/"boot_id":"00000000-0000-0000-0000-000000000000"/; s/"released": ?true/"released":false/; /"crc32c"/d' "$1/owner.json"
 	grep -q lost-node "$1/owner.json" || fail "owner.json was not changed: $(cat "$1/owner.json")"
 }

@@ -9,7 +9,8 @@
 // Earlier versions wrote neither, and did not look for them: records with and without them are read by old and new
 // programs. An unknown field is ignored, so a version is counted up only if who does not know of the change must not
 // read it. A [Kind] with a Key has its value apart from the two, and one that is Strict has no checksum of its own. A
-// value that is no object has neither, nor has one of which a part is of use.
+// value that is no object has neither, nor has one of which a part is of use. Who edits a record by hand takes the
+// checksum out.
 //
 // Who changes a record that others change as well, has the lock of what it is about: "lock" in the directory of a
 // session and of a store, move.lock in that of a long job, ID.lock of a migration.
