@@ -94,12 +94,8 @@ func run(args []string) error {
 	if watches {
 		component = "watcher"
 	}
-	log, err := logging.New(cfg.Log, component)
-	if err != nil {
-		return err
-	}
 	inspect.LimitOwnMemory()
-	hook, err := hooks.New(cfg, log, self.Path, "watch")
+	hook, err := hooks.New(cfg, logging.New(cfg.Log, component), self.Path, "watch")
 	if err != nil {
 		return err
 	}

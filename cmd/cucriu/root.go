@@ -120,9 +120,5 @@ func newHook() (*hooks.Hook, error) {
 	if os.Getenv(config.EnvLog) == "" && cfg.Log.File == "" {
 		cfg.Log.Level = max(cfg.Log.Level, slog.LevelWarn) // the command itself says what people need to know
 	}
-	log, err := logging.NewCommand(cfg.Log)
-	if err != nil {
-		return nil, usageError{err}
-	}
-	return hooks.New(cfg, log, self.Path, "watch")
+	return hooks.New(cfg, logging.NewCommand(cfg.Log), self.Path, "watch")
 }

@@ -19,14 +19,15 @@ import (
 )
 
 // New returns the logger that a configuration describes. Lines go to stderr (in a hook,
-// that is criu's log) and also to the configured file.
-func New(c config.Log, component string) (*slog.Logger, error) {
+// that is criu's log) and also to the configured file. If that cannot be opened, a warning says so: a log must keep
+// no job from being restored.
+func New(c config.Log, component string) *slog.Logger {
 	return newLogger(c, component, formatter(c))
 }
 
 // NewCommand returns the logger of a command. What it prints on stderr is for people: a warning
 // is a sentence. The configured file has lines as [New] writes them.
-func NewCommand(c config.Log) (*slog.Logger, error) {
+func NewCommand(c config.Log) *slog.Logger {
 	if c.Format == config.JSON {
 		return New(c, "cucriu")
 	}
@@ -40,19 +41,22 @@ func formatter(c config.Log) logrus.Formatter {
 	return &logrus.TextFormatter{FullTimestamp: true, DisableColors: true}
 }
 
-func newLogger(c config.Log, component string, onStderr logrus.Formatter) (*slog.Logger, error) {
+func newLogger(c config.Log, component string, onStderr logrus.Formatter) *slog.Logger {
 	logger := logrus.New()
 	logger.SetLevel(logrusslog.SlogLevel(c.Level).Level())
 	logger.SetFormatter(onStderr)
 	logger.SetOutput(Stderr())
-	if c.File != "" {
-		file, err := os.OpenFile(c.File, os.O_CREATE|os.O_WRONLY|os.O_APPEND, 0o600)
-		if err != nil {
-			return nil, fmt.Errorf("log file: %w", err)
-		}
-		logger.AddHook(toFile{file, formatter(c)})
+	log := slog.New(logrusslog.NewHandler(logger, nil)).With("component", component)
+	if c.File == "" {
+		return log
 	}
-	return slog.New(logrusslog.NewHandler(logger, nil)).With("component", component), nil
+	file, err := os.OpenFile(c.File, os.O_CREATE|os.O_WRONLY|os.O_APPEND, 0o600)
+	if err != nil {
+		log.Warn("nothing is written to the log file: correct log.file in the configuration, or create its directory", "error", err)
+		return log
+	}
+	logger.AddHook(toFile{file, formatter(c)})
+	return log
 }
 
 // toFile is a logrus hook that writes every line into a file.

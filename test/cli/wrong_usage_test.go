@@ -230,9 +230,6 @@ func TestAConfigurationThatCannotBeUsed(t *testing.T) {
 	t.Run("missing", func(t *testing.T) {
 		wrongUsage(t, "/usr/bin/env", "/nonexistent.yaml", "", "CUCRIU_CONFIG=/nonexistent.yaml", testenv.Artefact(t, "make build", "bin", "cucriu"), "status")
 	})
-	t.Run("log that cannot be written", func(t *testing.T) {
-		wrongUsage(t, "cucriu", "log file", "version: 1\nlog: {file: /nonexistent/log}\n", "status")
-	})
 }
 
 // wrongUsage runs one of our programs with a configuration ("" is the default one), and
