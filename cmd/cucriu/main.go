@@ -18,8 +18,17 @@ func main() {
 	ctx := untilSignal()
 	err := execute(ctx, rootCommand())
 	if err != nil && !errors.As(err, new(exitStatus)) {
-		fmt.Fprintln(logging.Stderr(), "cucriu: error:", quote.Lines(err.Error()))
+		fmt.Fprintln(logging.Stderr(), "cucriu: error:", quote.Lines(errorText(err)))
 	}
 	logging.Stderr().Flush()
 	os.Exit(exitCode(ctx, err))
+}
+
+// errorText is the text of an error, with what the system's own text does not say. A relative path names nothing below a directory that is gone.
+func errorText(err error) string {
+	text := err.Error()
+	if failed := new(os.SyscallError); errors.As(err, &failed) && failed.Syscall == "getwd" {
+		text += `: the current directory was removed or replaced: cd "$PWD", or to another directory, and try again`
+	}
+	return text
 }

@@ -231,14 +231,22 @@ func (r statusReport) verdict(dir string) error {
 			refusal = next
 		}
 	}
+	succeeded := last.Dumped() || last.Kind == checkpoint.KindRestore &&
+		slices.Contains([]checkpoint.Outcome{checkpoint.OutcomeRunning, checkpoint.OutcomeStopped}, last.Outcome)
+	since := last.Begun
+	if succeeded { // a restore that was refused while the dump was at work is settled by it
+		for _, phase := range last.Phases {
+			since = slices.MaxFunc([]time.Time{since, last.Begun.Add(phase.End())}, time.Time.Compare)
+		}
+	}
 	switch {
-	case refusal.Last.After(last.Begun):
+	case refusal.Last.After(since):
 		return preflight.AsRefusal(fmt.Errorf("the last %s was refused, %s: %s", refusal.Kind, refusal.Last.Local().Format(time.DateTime), refusal.Text()))
 	case last.Session == "":
 		return preflight.AsRefusal(fmt.Errorf("no dump into %s or restore from it is known here: it was never started, or cancelled, or the job had no CUDA", dir))
 	case last.Outcome == "":
 		return fmt.Errorf("%s: %w: it is at step %s", last.Session, hooks.ErrNotBack, last.Step)
-	case last.Dumped(), last.Kind == checkpoint.KindRestore && slices.Contains([]checkpoint.Outcome{checkpoint.OutcomeRunning, checkpoint.OutcomeStopped}, last.Outcome):
+	case succeeded:
 		return nil
 	}
 	return errors.New("the last " + string(last.Kind) + " did not succeed: " + last.Message)

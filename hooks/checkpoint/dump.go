@@ -41,6 +41,11 @@ func Dump(ctx context.Context, hook *hooks.Hook, dir string, options Options) (R
 	if err := refuseDump(env, int(options.RPC.GetPid()), dir); err != nil {
 		return refused(err)
 	}
+	if here, err := os.Stat("."); err == nil {
+		if to, err := os.Stat(dir); err == nil && os.SameFile(here, to) {
+			hook.Log.Warn(`the image replaces the current directory: after the dump, enter it anew with cd "$PWD"`)
+		}
+	}
 	made, err := image.MakeParent(dir)
 	defer func() { durable.RemoveDirs(made) }() // after a success they are not empty
 	if err != nil {

@@ -30,6 +30,15 @@ func CheckVacant(dir string) error {
 	if err != nil {
 		return fmt.Errorf("image directory: %w", err)
 	}
+	if info.Mode()&os.ModeSymlink != 0 { // which a rename does not replace
+		target, err := filepath.EvalSymlinks(dir)
+		if err != nil {
+			if target, err = os.Readlink(dir); err == nil && !filepath.IsAbs(target) {
+				target = filepath.Join(filepath.Dir(dir), target)
+			}
+		}
+		return fault.New(fmt.Sprintf("image directory %s is a symbolic link to %s", dir, target), "name that instead")
+	}
 	if !info.IsDir() {
 		return fault.New(fmt.Sprintf("image directory %s is not a directory", dir), "name a new one")
 	}

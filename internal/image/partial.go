@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 
@@ -184,6 +185,14 @@ func removeStalePartials(dir string, needed func(string) bool) error {
 		}
 	}
 	return nil
+}
+
+// IsBeingMade reports whether a dump into dir is at work.
+func IsBeingMade(dir string) bool {
+	entries, _ := os.ReadDir(filepath.Dir(dir))
+	return slices.ContainsFunc(entries, func(e os.DirEntry) bool {
+		return strings.HasPrefix(e.Name(), filepath.Base(dir)+partialInfix) && isClaimed(filepath.Join(filepath.Dir(dir), e.Name()))
+	})
 }
 
 // isClaimed reports whether a running dump has claimed a directory. It works across pid

@@ -127,3 +127,24 @@ func TestAnImageHasItsNameOnlyOnceItIsFinished(t *testing.T) {
 		t.Errorf("it has its name: %v", err)
 	}
 }
+
+// TestADumpAtWorkIsKnown, and a link is named: an image directory is replaced by a rename.
+func TestADumpAtWorkIsKnown(t *testing.T) {
+	p, parent := newPartial(t)
+	if dir := filepath.Join(parent, "images"); !IsBeingMade(dir) || IsBeingMade(dir+"2") {
+		t.Errorf("%s: at work: %v; %s: %v", dir, IsBeingMade(dir), dir+"2", IsBeingMade(dir+"2"))
+	}
+	p.Close()
+	if IsBeingMade(filepath.Join(parent, "images")) {
+		t.Error("the leftover of a killed dump was taken for one")
+	}
+	for link, target := range map[string]string{"dangling": filepath.Join(parent, "real"), "whole": parent} {
+		if err := os.Symlink(target, filepath.Join(parent, link)); err != nil {
+			t.Fatal(err)
+		}
+		want := "is a symbolic link to " + target + ": name that"
+		if err := CheckVacant(filepath.Join(parent, link)); err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("%v, want %q", err, want)
+		}
+	}
+}

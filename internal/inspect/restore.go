@@ -255,8 +255,14 @@ func (h Host) CheckImage(ctx context.Context, dir string) (preflight.Findings, e
 // PresentFindings refuses a directory that holds no image.
 func PresentFindings(dir string) preflight.Findings {
 	remedy := "name an image directory"
+	dir, err := filepath.Abs(dir)
+	if err != nil {
+		return preflight.Findings{preflight.New(preflight.FindingImage, "the current directory was removed or replaced", `cd "$PWD"`)}
+	}
 	entries, err := os.ReadDir(dir)
 	switch {
+	case errors.Is(err, os.ErrNotExist) && image.IsBeingMade(dir):
+		err, remedy = fmt.Errorf("image directory %s does not exist yet: a dump into it is at work", dir), "wait until it is over"
 	case errors.Is(err, os.ErrNotExist):
 		err = fmt.Errorf("image directory %s does not exist", dir)
 	case errors.Is(err, unix.ENOTDIR):

@@ -116,7 +116,7 @@ func TestMistakesAboutWhereTheImageGoes(t *testing.T) {
 			mistake{"below a file", dump("file/images"), refused, "image-directory: "},
 			mistake{"not empty", dump("full"), refused, b.path("full") + " is not empty, and a dump never overwrites another"},
 			mistake{"the directory here", dump("."), refused, "is not empty"},
-			mistake{"a link", dump("link"), refused, "is not a directory"},
+			mistake{"a link", dump("link"), refused, "is a symbolic link to "},
 			mistake{"a mount point", dump("small"), refused, "is a mount point: name a new directory inside it"},
 			mistake{"too small a disk", dump("small/images"), refused, "disk-space: the image takes at least "},
 			mistake{"read-only", dump("readonly/images"), refused, "name an image directory in a writable one"},
