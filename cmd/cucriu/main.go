@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"strings"
 
 	"cucriu/internal/logging"
 	"cucriu/internal/quote"
@@ -29,6 +30,9 @@ func errorText(err error) string {
 	text := err.Error()
 	if failed := new(os.SyscallError); errors.As(err, &failed) && failed.Syscall == "getwd" {
 		text += `: the current directory was removed or replaced: cd "$PWD", or to another directory, and try again`
+	}
+	if strings.Contains(strings.ToLower(text), "file too large") { // said by cucriu, criu or a watcher
+		text += ": raise the limit of file sizes with ulimit -f unlimited (Slurm passes limits on to its jobs)"
 	}
 	return text
 }

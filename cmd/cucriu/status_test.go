@@ -8,6 +8,8 @@ import (
 	"testing"
 	"time"
 
+	"golang.org/x/sys/unix"
+
 	"cucriu/hooks/checkpoint"
 	"cucriu/internal/inspect"
 	"cucriu/internal/journal"
@@ -49,5 +51,14 @@ func TestAMissingCurrentDirectoryIsExplained(t *testing.T) {
 	}
 	if findings := inspect.PresentFindings("."); len(findings) != 1 || findings[0].Remedy != `cd "$PWD"` {
 		t.Errorf("an image in it: %v", findings)
+	}
+}
+
+// TestALimitOfFileSizesIsNamed: the system's own text says nothing of limits.
+func TestALimitOfFileSizesIsNamed(t *testing.T) {
+	for _, err := range []error{&os.PathError{Op: "write", Path: "/i/pages", Err: unix.EFBIG}, errors.New("criu failed: File too large")} {
+		if text := errorText(err); !strings.Contains(text, "ulimit -f") {
+			t.Error(text)
+		}
 	}
 }
