@@ -34,6 +34,8 @@ type todo struct {
 // writes reports whether the content of the file that is there is changed.
 func (d *todo) writes() bool { return d.action == cut || d.action == rewrite }
 
+const remedyPutBack = ": put these files back as they were at the checkpoint (--not-saved leaves alone only what the job writes)"
+
 // plan lists what is to be done, and refuses what cannot be done.
 func (p *putBack) plan(ctx context.Context) error {
 	var problems []error
@@ -49,13 +51,17 @@ func (p *putBack) plan(ctx context.Context) error {
 			problems = append(problems, err)
 		}
 	}
+	remedy := ""
+	if len(problems) > 0 && !p.OnlyMissing {
+		remedy = remedyPutBack
+	}
 	for _, n := range p.needs {
 		if err := checkRoom(n.dir, n.bytes); err != nil {
 			problems = append(problems, err)
 		}
 	}
 	if len(problems) > 0 {
-		return &RefusedError{Problems: problems}
+		return &RefusedError{Problems: problems, Remedy: remedy}
 	}
 	return nil
 }

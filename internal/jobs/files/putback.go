@@ -24,10 +24,11 @@ func (c Change) String() string { return c.Text }
 // RefusedError says why the files of a job cannot be put back. Nothing was changed.
 type RefusedError struct {
 	Problems []error // at least one
+	Remedy   string  // what to do about them; "" if they say it
 }
 
 func (e *RefusedError) Error() string {
-	return "the job's files cannot be put back, and nothing was changed: " + strings.ReplaceAll(errors.Join(e.Problems...).Error(), "\n", "; ")
+	return "the job's files cannot be put back, and nothing was changed: " + strings.ReplaceAll(errors.Join(e.Problems...).Error(), "\n", "; ") + e.Remedy
 }
 
 func (e *RefusedError) Unwrap() []error { return e.Problems }

@@ -85,7 +85,7 @@ func jobFile(path string, flags int) order { return order{Path: name(path), Flag
 func checkRefused(t *testing.T, dir, says string, err error) {
 	t.Helper()
 	var refused *RefusedError
-	want := "the job's files cannot be put back, and nothing was changed: " + says
+	want := "the job's files cannot be put back, and nothing was changed: " + says + remedyPutBack
 	if !errors.As(err, &refused) {
 		t.Fatalf("%v is no RefusedError", err)
 	}
