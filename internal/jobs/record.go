@@ -109,7 +109,11 @@ func readRecord(o Options) (r record, change bool, err error) {
 		return record{}, false, fmt.Errorf("%s is the directory of another job: %s: %s", o.Dir, strings.Join(r.Command, " "), otherRemedy(o.Dir, r.Name))
 	}
 	if r.Dir != "" && !isSame(r.Dir, o.Dir) {
-		return record{}, false, fmt.Errorf("%s was moved or copied: the job's checkpoints can be restored as %s: move it back, or mount it there (mount --bind)", o.Dir, r.Dir)
+		remedy := "move it back, or mount it there (mount --bind)"
+		if _, err := Describe(r.Dir); err == nil {
+			remedy = "use that one, where a job is; if this copy is not needed, remove it with rm -r " + o.Dir
+		}
+		return record{}, false, fault.New(fmt.Sprintf("%s was moved or copied: the job's checkpoints can be restored as %s", o.Dir, r.Dir), remedy)
 	}
 	if err := r.Input.check(o); err != nil {
 		return record{}, false, err

@@ -39,6 +39,23 @@ func TestTheRemedyForAnotherCommand(t *testing.T) {
 	says(goOn)
 }
 
+// TestACopyOfAJobIsNotMovedBack onto the job itself.
+func TestACopyOfAJobIsNotMovedBack(t *testing.T) {
+	dir, other := t.TempDir(), t.TempDir()
+	r := record{Version: recordVersion, Name: "train", Dir: dir, Command: []string{"old"}}
+	for want, at := range map[string][]string{": move it back": {other}, "remove it with rm -r " + other: {other, dir}} {
+		for _, at := range at {
+			if err := r.write(at); err != nil {
+				t.Fatal(err)
+			}
+		}
+		if err := CheckRecord(other); err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("%v, want %q", err, want)
+		}
+		_ = os.Remove(filepath.Join(dir, recordName))
+	}
+}
+
 // TestAJobWhoseCheckpointsWereRemovedByHand is not started anew, and a job that runs does not count them any more.
 func TestAJobWhoseCheckpointsWereRemovedByHand(t *testing.T) {
 	dir := t.TempDir()
