@@ -91,7 +91,7 @@ func viewJob(args []string) (v jobView, err error) {
 		return v, err
 	}
 	for _, name := range args[1:] {
-		at := slices.IndexFunc(all, func(c store.Checkpoint) bool { return c.Name == name })
+		at := slices.IndexFunc(all, func(c store.Checkpoint) bool { return c.Name == name || strings.TrimLeft(c.Name, "0") == name })
 		if at < 0 {
 			return v, preflight.AsRefusal(fmt.Errorf("there is no checkpoint %q: cucriu jobs list %s shows them all", name, args[0]))
 		}
@@ -282,6 +282,9 @@ resumed from an older checkpoint (*.cucriu-DATE); cucriu jobs show reports their
 				case err == nil:
 					fmt.Fprintln(out, "nothing to remove")
 				}
+				if stay, until := stillKept(job.Dir, store.Policy{Keep: keep}, removed); err == nil && len(stay) > 0 {
+					fmt.Fprintf(out, "%s: stays until %s is verified: cucriu jobs verify %s\n", strings.Join(stay, " "), until, args[0])
+				}
 			})), err)
 		},
 	}
@@ -292,6 +295,16 @@ resumed from an older checkpoint (*.cucriu-DATE); cucriu jobs show reports their
 	flags.BoolVar(&dryRun, "dry-run", false, "remove nothing: show what would be removed")
 	jsonFlag(cmd)
 	return cmd
+}
+
+// stillKept is [store.Policy.Unverified] of what is left without those that are removed.
+func stillKept(dir string, policy store.Policy, removed []string) (stay []string, until string) {
+	view, err := store.View(dir)
+	if err != nil {
+		return nil, ""
+	}
+	all, _ := view.Checkpoints()
+	return policy.Unverified(slices.DeleteFunc(all, func(c store.Checkpoint) bool { return slices.Contains(removed, c.Name) }))
 }
 
 // prune removes checkpoints, through the supervisor of the job if there is one.

@@ -75,6 +75,19 @@ func (s *Store) Prune(ctx context.Context, policy Policy) ([]Checkpoint, error) 
 	return removed, nil
 }
 
+// Unverified returns the checkpoints among all that Keep would have removed, and the newest one that can be used, if
+// they stay only until that is verified.
+func (p Policy) Unverified(all []Checkpoint) (stay []string, until string) {
+	all = slices.DeleteFunc(slices.Clone(all), func(c Checkpoint) bool { return !c.Usable() || c.Pinned })
+	if p.Keep <= 0 || len(all) <= p.Keep || all[len(all)-1].Verified {
+		return nil, ""
+	}
+	for _, c := range all[:len(all)-p.Keep] {
+		stay = append(stay, c.Name)
+	}
+	return stay, all[len(all)-1].Name
+}
+
 // Usable reports whether the checkpoint is neither damaged nor given up, as far as is known.
 func (c Checkpoint) Usable() bool { return !c.Damaged() && c.GivenUp == "" }
 

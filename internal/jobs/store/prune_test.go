@@ -5,6 +5,7 @@ import (
 	"errors"
 	"os"
 	"path/filepath"
+	"slices"
 	"testing"
 )
 
@@ -149,4 +150,21 @@ func (s *Store) Remove(name string) error {
 		return err
 	}
 	return s.remove(context.Background(), name)
+}
+
+// TestWhatStaysForAnUnverifiedCheckpointIsKnown: to prune, somebody has to verify the newest.
+func TestWhatStaysForAnUnverifiedCheckpointIsKnown(t *testing.T) {
+	all := []Checkpoint{{Name: "1", Verified: true}, {Name: "2", Pinned: true}, {Name: "3", GivenUp: "it failed"}, {Name: "4"}, {Name: "5"}}
+	if stay, until := (Policy{Keep: 1}).Unverified(all); !slices.Equal(stay, []string{"1", "4"}) || until != "5" {
+		t.Errorf("%v until %s", stay, until)
+	}
+	for _, policy := range []Policy{{Keep: 3}, {MaxBytes: 1}} {
+		if stay, until := policy.Unverified(all); stay != nil || until != "" {
+			t.Errorf("%+v: %v until %s", policy, stay, until)
+		}
+	}
+	all[4].Verified = true
+	if stay, until := (Policy{Keep: 1}).Unverified(all); stay != nil || until != "" {
+		t.Errorf("%v until %s", stay, until)
+	}
 }
