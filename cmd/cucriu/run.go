@@ -249,8 +249,7 @@ func addLongFlags(cmd *cobra.Command, o *jobs.Options) (check func(args []string
 	flags.DurationVar(&o.Grace, "grace", 0, "how long leaving may take, including the last checkpoint; 0 is no limit")
 	flags.IntVar(&o.RequeueStatus, "requeue-status", 75, "exit status after leaving")
 	flags.IntVar(&o.MovedStatus, "moved-status", 0, "exit status once the job has moved to another host (cucriu migrate --job)")
-	flags.IntVar(&o.Adopt, "adopt", 0, "adopt a job that is already running: the pid of its first process")
-	completePID(cmd, "adopt")
+	pidFlag(cmd, &o.Adopt, "adopt", "", "adopt a job that is already running: the pid of its first process")
 	flags.BoolVar(&tty, "tty", false, "give the job a terminal of its own, connected to this one")
 	criuFlag(cmd, &o.Criu, "path of the criu to run")
 	flags.BoolVarP(&o.Verbose, "verbose", "v", false, "say why each variable is set in the job's environment, and how to leave it out")
@@ -292,8 +291,6 @@ func addLongFlags(cmd *cobra.Command, o *jobs.Options) (check func(args []string
 			}
 		}
 		switch {
-		case o.Adopt < 0:
-			return errors.New("--adopt: a pid is a positive number")
 		case o.Adopt != 0 && len(args) > 0:
 			return errors.New("--adopt: the job is already running, so leave out the command")
 		case o.Adopt != 0 && (tty || o.User != "" || o.PrivateTmp || o.WaitAll || cmd.Flags().Changed("guest") || len(o.Settings)+len(o.NoSettings) > 0):

@@ -63,6 +63,16 @@ func refuseDump(env *session.Env, root int, dir string) error {
 	return env.Judge(slices.Concat(findings, inspect.DirectoryFindings(dir), inspect.ContainerFindings(root))).Err()
 }
 
+// CheckRoot refuses a pid that is not one of a process that could be dumped, whatever is in its tree.
+func CheckRoot(hook *hooks.Hook, root int) error {
+	env := session.Of(hook)
+	findings, err := rootFindings(env, root)
+	if err != nil {
+		return err
+	}
+	return env.Judge(findings).Err()
+}
+
 // rootFindings finds what keeps the tree below root from being dumped, whatever is in it.
 func rootFindings(env *session.Env, root int) (preflight.Findings, error) {
 	findings, err := inspect.RootFindings(root)

@@ -15,6 +15,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"cucriu/hooks"
+	"cucriu/hooks/checkpoint"
 	"cucriu/internal/jobs/job"
 	"cucriu/internal/jobs/life"
 	"cucriu/internal/jobs/sandbox"
@@ -77,6 +78,11 @@ func Key(dir string) string {
 func Run(ctx context.Context, hook *hooks.Hook, o Options, signals *job.Signals) (status int, err error) {
 	if o.Dir, err = filepath.Abs(o.Dir); err != nil {
 		return 0, err
+	}
+	if _, err := Describe(o.Dir); o.Adopt != 0 && errors.Is(err, os.ErrNotExist) {
+		if err := checkpoint.CheckRoot(hook, o.Adopt); err != nil {
+			return 0, fmt.Errorf("process %d cannot be adopted, and was not touched: %w", o.Adopt, err)
+		}
 	}
 	c := newCore(hook.Filled(), o)
 	l := &lease{core: c}

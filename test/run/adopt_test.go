@@ -371,7 +371,7 @@ func TestWhatCannotBeAdopted(t *testing.T) {
 			}
 		}
 		w := newWorld(t)
-		refused(w, 1<<21, "--adopt 2097152: no such process")
+		refused(w, 1<<21, "process 2097152: does not exist")
 		w = newWorld(t)
 		refused(w, os.Getpid(), "cannot be adopted, and was not touched")
 
