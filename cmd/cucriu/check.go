@@ -25,8 +25,9 @@ func checkCommand() *cobra.Command {
 		force     []string
 	)
 	cmd := &cobra.Command{
-		Use:   "check",
-		Short: "Check whether a dump or a restore would be refused",
+		Use:        "check",
+		SuggestFor: []string{"doctor"},
+		Short:      "Check whether a dump or a restore would be refused",
 		Long: `
 Without options it checks this machine: the driver, criu, the kernel, and the
 privileges of this process. With -t it also checks a process tree, as a dump would;

@@ -175,7 +175,7 @@ end it anyway, send SIGTERM to its cucriu run.`),
 
 func askCommand(op life.Op, short, long string) *cobra.Command {
 	cmd := &cobra.Command{
-		Use: string(op) + " DIR|NAME", Short: short, Long: long,
+		Use: string(op) + " DIR|NAME", Short: short, Long: long, SuggestFor: map[life.Op][]string{life.AskStop: {"kill"}}[op],
 		Example:           fmt.Sprintf("  cucriu jobs %s train\n  cucriu jobs %s /var/lib/jobs/train", op, op),
 		Args:              jobArgument(0, 0),
 		ValidArgsFunction: completeJob(false),

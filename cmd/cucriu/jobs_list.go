@@ -27,8 +27,9 @@ import (
 
 func jobsListCommand() *cobra.Command {
 	cmd := &cobra.Command{
-		Use:   "list [DIR|NAME]",
-		Short: "List the long jobs of this host, or the checkpoints of one",
+		Use:        "list [DIR|NAME]",
+		SuggestFor: []string{"ps"},
+		Short:      "List the long jobs of this host, or the checkpoints of one",
 		Long: `
 ALONE is the space that removing a checkpoint would free: the rest of its size is
 shared with others. NEW was written for it when it was made. HERE says whether this

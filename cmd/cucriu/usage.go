@@ -210,10 +210,28 @@ func advice(cmd *cobra.Command, err error) string {
 	return near
 }
 
+// elsewhere says of what people look for below jobs where it is.
+var elsewhere = map[string]string{
+	"start": "cucriu run --dir DIR -- COMMAND starts a job",
+	"logs":  "what a job prints is in output.log in its directory",
+	"log":   "what a job prints is in output.log in its directory",
+}
+
 // didYouMean names the subcommands of a command whose names are near, after a prefix; "" if none is.
 func didYouMean(cmd *cobra.Command, prefix, name string) string {
 	cmd.SuggestionsMinimumDistance = 2
+	if hint := elsewhere[name]; hint != "" && cmd.Name() == "jobs" {
+		return ": " + hint
+	}
 	near := cmd.SuggestionsFor(name)
+	meant := func(command string) bool { // by another name that it is known by
+		found, _, err := cmd.Find([]string{command})
+		return err == nil && slices.Contains(found.SuggestFor, name)
+	}
+	if slices.ContainsFunc(near, meant) {
+		near = slices.DeleteFunc(near, func(command string) bool { return !meant(command) })
+	}
+	near = slices.DeleteFunc(near, func(command string) bool { return command == "rm" && !meant(command) }) // it removes a job
 	if len(near) == 0 {
 		return ""
 	}
