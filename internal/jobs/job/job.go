@@ -6,13 +6,16 @@ import (
 	"io/fs"
 	"os"
 	"os/exec"
+	"strings"
 	"syscall"
 	"unsafe"
 
 	"golang.org/x/sys/unix"
 
+	"cucriu/internal/fault"
 	"cucriu/internal/first"
 	"cucriu/internal/proc"
+	"cucriu/internal/quote"
 )
 
 // The exit statuses of a program whose job was not started, as env(1) and timeout(1) have them.
@@ -62,6 +65,10 @@ type Command struct {
 func Start(c Command) (*Job, error) {
 	path, err := exec.LookPath(c.Args[0])
 	if err != nil && !errors.Is(err, exec.ErrDot) {
+		if len(c.Args) == 1 && strings.ContainsAny(c.Args[0], " \t\n") {
+			err = fault.Because(err, "the command is one word, and no program has that name: "+quote.Name(c.Args[0]),
+				"leave out the quotes, or give it to a shell: sh -c '...'")
+		}
 		return nil, notStarted(err)
 	}
 	job, err := start(path, c.Args, c)
