@@ -110,7 +110,7 @@ func listHostGPUs(root string) ([]GPU, error) {
 	dir := filepath.Join(root, "proc/driver/nvidia/gpus")
 	entries, err := os.ReadDir(dir)
 	if err != nil {
-		return nil, notLoaded(err)
+		return nil, notLoaded(root, err)
 	}
 	gpus := make([]GPU, 0, len(entries))
 	for _, entry := range entries {
@@ -132,12 +132,16 @@ func listHostGPUs(root string) ([]GPU, error) {
 	return gpus, nil
 }
 
-// notLoaded explains why the driver's part of /proc cannot be read.
-func notLoaded(err error) error {
-	if errors.Is(err, fs.ErrNotExist) {
-		return fmt.Errorf("the NVIDIA kernel driver is not loaded: %w", err)
+// notLoaded explains why the driver's part of /proc below root cannot be read.
+func notLoaded(root string, err error) error {
+	if !errors.Is(err, fs.ErrNotExist) {
+		return err
 	}
-	return err
+	remedy := "load it (modprobe nvidia)"
+	if root != "/" {
+		remedy += ", or correct driver.root in the configuration (CUCRIU_DRIVER_ROOT), which is " + root
+	}
+	return fault.Because(err, "the NVIDIA kernel driver is not loaded: "+err.Error(), remedy)
 }
 
 // parseInformation reads /proc/driver/nvidia/gpus/*/information: lines of "Name:", blanks,
@@ -171,7 +175,7 @@ func (d *Driver) DriverVersion() (string, error) {
 	path := filepath.Join(d.root, "proc/driver/nvidia/version")
 	text, err := os.ReadFile(path)
 	if err != nil {
-		return "", notLoaded(err)
+		return "", notLoaded(d.root, err)
 	}
 	version, err := parseDriverVersion(text)
 	if err != nil {

@@ -29,6 +29,8 @@ type library struct {
 
 // openLibrary loads the first of the candidates that can be loaded.
 func openLibrary(candidates []string) (library, error) {
+	runtime.LockOSThread() // what dlerror says is that of a thread
+	defer runtime.UnlockOSThread()
 	failure := new(LibraryError)
 	var reasons []string
 	for _, name := range candidates {
