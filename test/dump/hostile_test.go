@@ -47,7 +47,7 @@ func TestAHostileManifestIsRefusedBeforeAnythingIsCreated(t *testing.T) {
 			want string
 		}{
 			{"a FIFO", func() error { return unix.Mkfifo(path, 0o600) }, "not a regular file"},
-			{"a directory", func() error { return os.Mkdir(path, 0o700) }, "not a regular file"},
+			{"a directory", func() error { return os.Mkdir(path, 0o700) }, "is a directory"},
 			{"a link", func() error {
 				return errors.Join(os.WriteFile(path+".real", good, 0o600), os.Symlink(path+".real", path))
 			}, "symbolic links"},

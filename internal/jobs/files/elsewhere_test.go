@@ -79,7 +79,7 @@ func TestOnlyWhatIsMissingIsMade(t *testing.T) {
 			if tt.says == "" {
 				must(t, err)
 			} else {
-				checkRefused(t, path, tt.says, err)
+				checkRefusal(t, path, tt.says, err)
 			}
 			if diff := cmp.Diff(before, scene{dir: filepath.Dir(path), shm: t.TempDir()}.describe(t)); diff != "" {
 				t.Error(diff)

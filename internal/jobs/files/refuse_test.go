@@ -84,8 +84,13 @@ func jobFile(path string, flags int) order { return order{Path: name(path), Flag
 
 func checkRefused(t *testing.T, dir, says string, err error) {
 	t.Helper()
+	checkRefusal(t, dir, says+remedyPutBack, err)
+}
+
+func checkRefusal(t *testing.T, dir, says string, err error) {
+	t.Helper()
 	var refused *RefusedError
-	want := "the job's files cannot be put back, and nothing was changed: " + says + remedyPutBack
+	want := "the job's files cannot be put back, and nothing was changed: " + says
 	if !errors.As(err, &refused) {
 		t.Fatalf("%v is no RefusedError", err)
 	}
