@@ -46,7 +46,7 @@ func suspend(ctx context.Context, d *engine.Suspension, pids []int) error {
 	for i, p := range processes {
 		d.Members[i].Known = p.Known
 	}
-	if err := d.Refuse(findings); err != nil {
+	if err := d.Refuse(append(findings, inspect.TracedFindings(processes)...)); err != nil {
 		return err
 	}
 	if err := requireRunning(ctx, d); err != nil {

@@ -160,14 +160,20 @@ func Named(ctx context.Context, driver *cudackpt.Driver, processes []Process) (p
 		return nil, err
 	}
 	losses, err := Losses(driver, processes, isServed)
-	for i := range processes { // else it could not be parked
+	return slices.Concat(DifferentGPUs(processes), losses, wayBackFindings(ctx, driver, processes), neighborFindings(ctx, driver, processes)), err
+}
+
+// TracedFindings finds who among processes is traced: a suspend could not park it. NVIDIA's cuda-checkpoint need not,
+// and CRIU's plugin calls that while CRIU traces.
+func TracedFindings(processes []Process) (findings preflight.Findings) {
+	for i := range processes {
 		pid := processes[i].PID
 		threads, _ := proc.Threads(pid) // of one that ends, none is traced
 		(&look{pid: pid, threads: threads}).traced(func(message, remedy string) {
-			losses = append(losses, processes[i].about(preflight.New(preflight.FindingTraced, message, remedy)))
+			findings = append(findings, processes[i].about(preflight.New(preflight.FindingTraced, message, remedy)))
 		})
 	}
-	return slices.Concat(DifferentGPUs(processes), losses, wayBackFindings(ctx, driver, processes), neighborFindings(ctx, driver, processes)), err
+	return findings
 }
 
 // Inspected is what was found about one process, and its use of the NVIDIA driver.
