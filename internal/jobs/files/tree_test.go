@@ -84,7 +84,7 @@ func TestAllOfTheJobsOwnDirectoriesComesBack(t *testing.T) {
 		testenv.SmallDisk(t, tmp, "64m")
 		must(t, os.Mkdir(at("mounted"), 0o755))
 		_, err = PutBack(t.Context(), checkpoint, PutBackOptions{})
-		checkRefused(t, shm, "the job's own DIR: it is not empty: it holds mounted", err)
+		checkRefusal(t, shm, "the job's own DIR: it is not empty: it holds mounted", err)
 		must(t, os.Remove(at("mounted")))
 
 		changes, err := PutBack(t.Context(), checkpoint, PutBackOptions{})
