@@ -68,7 +68,7 @@ func start(t *testing.T, host *testenv.Host, p program) *run {
 	if p.underRun {
 		command = append([]string{filepath.Join(filepath.Dir(host.HookBin), "cucriu"), "run", "--no-checkpoints", "--pidfile", pidfile, "--"}, command...)
 	}
-	env := slices.Clone(p.env)
+	env := append(slices.Clone(p.env), "NCCL_RAS_ENABLE=0") // as long jobs have it: programs that run at once want one port
 	if p.hasGuest() {
 		env = append(env, "LD_PRELOAD="+testenv.Guest(t))
 	}

@@ -34,6 +34,10 @@ func Settings() []Setting {
 			What: "Go programs listen by TCP and not by MPTCP, which criu cannot dump",
 		},
 		{
+			Name: "nccl-no-ras", Variables: []string{"NCCL_RAS_ENABLE=0"},
+			What: "NCCL takes no port of the host for its diagnostics, which another job may have when this one resumes",
+		},
+		{
 			Name: "nccl-served", Variables: []string{"NCCL_NVLS_ENABLE=0", "NCCL_CUMEM_HOST_ENABLE=0"}, severalGPUs: true, sharing: true,
 			What: "NCCL shares memory between processes only in ways that can be taken down and put up again",
 		},
