@@ -103,7 +103,7 @@ func TestRecoverNamesWhoIsAtWork(t *testing.T) {
 			t.Fatal(err)
 		}
 		out := testenv.Exits(t, host, testenv.StatusNotBack, "recover")
-		if want := "process " + strconv.Itoa(watcher) + " (" + strings.TrimSpace(string(name)) + ") is working on it"; !strings.Contains(out, want) {
+		if want := "process " + strconv.Itoa(watcher) + " (" + strings.TrimSpace(string(name)) + "), which is working on it (step manifest), is stopped: kill -CONT "; !strings.Contains(out, want) {
 			t.Errorf("no %q in:\n%s", want, out)
 		}
 		if err := unix.Kill(watcher, unix.SIGCONT); err != nil {

@@ -174,7 +174,7 @@ func TestPlainCriuGivesBackNothingThatRuns(t *testing.T) {
 		}
 		testenv.Eventually(t, testenv.Soon, "what criu has restored without the hook is stopped", job.Stopped)
 		for _, command := range [][]string{{"check", "-t", job.Root()}, {"dump", "-t", job.Root(), "-D", testenv.NewImages(t)}} {
-			if out := testenv.Exits(t, host, testenv.StatusRefused, command...); !strings.Contains(out, "cuda-state") {
+			if out := testenv.Exits(t, host, testenv.StatusRefused, command...); !strings.Contains(out, "was restored from "+images+" without cucriu-hook") {
 				t.Errorf("%v: %s", command, out)
 			}
 		}
