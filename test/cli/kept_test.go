@@ -64,7 +64,7 @@ func TestStatusKeepsWhyAPlainCriuWasRefused(t *testing.T) {
 		if b.TryRestore(b.path("other")).Err == nil {
 			t.Fatal("a damaged image is restored")
 		}
-		if kept := b.status(t).Refusals; len(kept) != 2 || kept[1].Kind != journal.KindRestore || kept[1].ImageDir != b.path("other") || !strings.Contains(kept[1].Text(), b.path("other/cucriu.json")+": damaged") {
+		if kept := b.status(t).Refusals; len(kept) != 2 || kept[1].Kind != journal.KindRestore || kept[1].ImageDir != b.path("other") || !strings.Contains(kept[1].Text(), b.path("other/cucriu.json")+" is damaged") {
 			t.Errorf("kept is %+v", kept)
 		}
 		if err := os.RemoveAll(b.path("other")); err != nil {

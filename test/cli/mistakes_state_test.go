@@ -254,8 +254,8 @@ func TestMistakesAboutTheHook(t *testing.T) {
 		}
 		testenv.Eventually(t, testenv.Soon, "it stands still", other.Stopped)
 		b.make(t,
-			mistake{"resume", []string{"resume", "-p", other.Root()}, refused, "was suspended or dumped with another run directory"},
-			mistake{"the remedy", []string{"suspend", "-p", other.Root()}, refused, "it can never run: restore its image with cucriu restore"},
+			mistake{"resume", []string{"resume", "-p", other.Root()}, refused, "without cucriu-hook, and can never run: kill -9 "},
+			mistake{"the remedy", []string{"suspend", "-p", other.Root()}, refused, ", then cucriu restore -D " + b.path("images")},
 		)
 		other.Kill()
 		if stdout, stderr, status := b.run(t, "restore", "-D", "images"); status != 0 {
