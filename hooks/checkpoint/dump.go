@@ -43,7 +43,7 @@ func Dump(ctx context.Context, hook *hooks.Hook, dir string, options Options) (R
 	}
 	if here, err := os.Stat("."); err == nil {
 		if to, err := os.Stat(dir); err == nil && os.SameFile(here, to) {
-			hook.Log.Warn(`the image replaces the current directory: after the dump, enter it anew with cd "$PWD"`)
+			env.Log.Warn(`the image replaces the current directory: after the dump, enter it anew with cd "$PWD"`)
 		}
 	}
 	made, err := image.MakeParent(dir)

@@ -49,8 +49,7 @@ type Held struct {
 
 // FindHeld returns how the job with this name of a hold stands. The error is [os.ErrNotExist] if there is none.
 func FindHeld(hook *hooks.Hook, id string) (Held, error) {
-	env := session.Of(hook)
-	s, err := env.Held(id)
+	s, err := session.Of(hook).Held(id)
 	if err != nil {
 		return Held{}, err
 	}
@@ -64,22 +63,19 @@ func FindHeld(hook *hooks.Hook, id string) (Held, error) {
 // on with what is not finished. Its error wraps [ErrDecided] if it comes too late, [hooks.ErrNotBack] as that of
 // [Recover] does, and is [os.ErrNotExist] if there is no hold of this name.
 func Decide(ctx context.Context, hook *hooks.Hook, id string, decision Decision) error {
-	env := session.Of(hook)
-	return watch.Decide(ctx, env, id, journal.Decision(decision))
+	return watch.Decide(ctx, session.Of(hook), id, journal.Decision(decision))
 }
 
 // Promise notes that the other side may count on a held job from now on: only a decision ends it, and not the
 // end of the holder.
 func Promise(ctx context.Context, hook *hooks.Hook, id string) error {
-	env := session.Of(hook)
-	return watch.Promise(ctx, env, id)
+	return watch.Promise(ctx, session.Of(hook), id)
 }
 
 // NoteTold notes that the other side knows what was decided. Until then the session of a job that was ended
 // here is kept.
 func NoteTold(ctx context.Context, hook *hooks.Hook, id string) error {
-	env := session.Of(hook)
-	return watch.NoteTold(ctx, env, id)
+	return watch.NoteTold(ctx, session.Of(hook), id)
 }
 
 // record is the hold as the journal has it: this program decides.
@@ -105,7 +101,6 @@ func AtWork(err error) (atWork, watched bool) {
 // watcher is at work. It waits for those that were killed. It returns the sessions that it worked on, and those
 // on which somebody else is at work. The errors of those that are not finished wrap [hooks.ErrNotBack].
 func Recover(ctx context.Context, hook *hooks.Hook) ([]Status, error) {
-	env := session.Of(hook)
-	recovered, err := watch.Recover(ctx, env)
+	recovered, err := watch.Recover(ctx, session.Of(hook))
 	return statusesOf(recovered), err
 }

@@ -82,7 +82,7 @@ func Processes(ctx context.Context, hook *hooks.Hook) ([]CUDAProcess, error) {
 				p.State = suspendedState
 			}
 		}
-		if err := session.Unhooked(hook.Config.RunDir, p.PID); err != nil {
+		if err := session.Unhooked(env.Config.RunDir, p.PID); err != nil {
 			p.Unhooked, p.Note = true, err.Error()
 		}
 		processes = append(processes, *p)

@@ -1,8 +1,13 @@
 package checkpoint
 
 import (
+	"os/exec"
 	"path/filepath"
+	"strings"
 	"testing"
+
+	"github.com/checkpoint-restore/go-criu/v7/rpc"
+	"google.golang.org/protobuf/proto"
 
 	"cucriu/hooks"
 	"cucriu/hooks/config"
@@ -38,5 +43,22 @@ func TestAZeroHookHasTheDefaults(t *testing.T) {
 	}
 	if h.Filled().Config.RunDir != config.Default().RunDir || h.Config.RunDir != "" {
 		t.Error("it has not got the defaults, or keeps them")
+	}
+}
+
+// TestAZeroHookDumpsIntoTheCurrentDirectory as far as to a criu that is missing: what is warned of on the way goes nowhere.
+func TestAZeroHookDumpsIntoTheCurrentDirectory(t *testing.T) {
+	job := exec.Command("sleep", "1h")
+	if err := job.Start(); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		_ = job.Process.Kill()
+		_ = job.Wait()
+	})
+	t.Chdir(t.TempDir())
+	options := Options{Path: "/nonexistent", ByHand: true, RPC: &rpc.CriuOpts{Pid: proto.Int32(int32(job.Process.Pid))}}
+	if _, err := Dump(t.Context(), new(hooks.Hook), ".", options); err == nil || !strings.Contains(err.Error(), "/nonexistent") {
+		t.Errorf("%v", err)
 	}
 }
