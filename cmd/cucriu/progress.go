@@ -68,7 +68,11 @@ func (p *progress) step(s hooks.Step) {
 	if !known || s.Name == checkpoint.StepMove && p.is(phases[checkpoint.StepRestoreGPU]) { // the way back has a step of that name
 		return
 	}
-	p.begin(text, s.Measure, 0)
+	var measure func() (done, total int64)
+	if s.Measure != nil {
+		measure = s.Measure()
+	}
+	p.begin(text, measure, 0)
 }
 
 func (p *progress) is(phase string) bool {

@@ -29,8 +29,9 @@ type Hook struct {
 // Step is a step of a dump, a restore, a suspend or a resume.
 type Step struct {
 	Name string
-	// Measure returns how far the step has come, in bytes; nil if that cannot be measured.
-	Measure func() (done, total int64)
+	// Measure begins to measure the step, and returns what says how far it has come, in bytes. Measure, or what it
+	// returns, is nil if that cannot be measured. It may be called until Progress returns.
+	Measure func() func() (done, total int64)
 }
 
 // Filled returns a copy with its defaults, except for the watcher, which not everything needs.

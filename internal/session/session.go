@@ -153,7 +153,7 @@ func GivenUp(ctx context.Context, err error) error {
 // Timed does a step of the session, and notes how long it took.
 func (s *Session) Timed(name string, do func() error) error {
 	if s.Env.Progress != nil {
-		s.Env.Progress(config.Step{Name: name, Measure: measureOf(&s.Record, name)})
+		s.Env.Progress(config.Step{Name: name, Measure: func() func() (int64, int64) { return measureOf(&s.Record, name) }})
 	}
 	return s.Span(0, name, do)
 }
