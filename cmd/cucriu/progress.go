@@ -13,7 +13,6 @@ import (
 
 	"cucriu/hooks"
 	"cucriu/hooks/checkpoint"
-	"cucriu/internal/durable"
 	"cucriu/internal/logging"
 	"cucriu/internal/migrate"
 	"cucriu/internal/quote"
@@ -206,15 +205,4 @@ func howFar(done, total int64, elapsed time.Duration) string {
 		text += fmt.Sprintf(", %v left", left)
 	}
 	return text
-}
-
-func written(dir, pattern string) int64 {
-	var sum int64
-	files, _ := durable.Match(dir, pattern)
-	for _, file := range files {
-		if info, err := os.Stat(file); err == nil {
-			sum += info.Size()
-		}
-	}
-	return sum
 }

@@ -11,6 +11,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"cucriu/hooks/preflight"
+	"cucriu/internal/durable"
 	"cucriu/internal/fault"
 	"cucriu/internal/inspect"
 	"cucriu/internal/jobs/store"
@@ -53,7 +54,7 @@ if there is no image.`,
 			}
 			var done atomic.Int64
 			progress := newProgress(cmd)
-			progress.measured("reading "+dir, func() (int64, int64) { return done.Load(), written(dir, "*") })
+			progress.measured("reading "+dir, func() (int64, int64) { return done.Load(), durable.MatchedBytes(dir, "*") })
 			summed, err := verify(cmd.Context(), dir, runtime.GOMAXPROCS(0), func(bytes int) { done.Add(int64(bytes)) })
 			progress.stop()
 			if cmd.Context().Err() != nil {

@@ -19,3 +19,15 @@ func Match(dir, pattern string) (paths []string, err error) {
 	}
 	return paths, err
 }
+
+// MatchedBytes returns how many bytes the files in a directory have whose names match a pattern, as far as they can be
+// looked at.
+func MatchedBytes(dir, pattern string) (bytes int64) {
+	files, _ := Match(dir, pattern)
+	for _, file := range files {
+		if info, err := os.Stat(file); err == nil {
+			bytes += info.Size()
+		}
+	}
+	return bytes
+}

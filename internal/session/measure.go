@@ -1,7 +1,6 @@
 package session
 
 import (
-	"os"
 	"slices"
 
 	"github.com/prometheus/procfs"
@@ -45,15 +44,15 @@ func measureOf(r *journal.Record, step string) func() (done, total int64) {
 		}
 	case string(journal.StepCopy): // the copy begins during the checkpoint
 		dir := r.ImageDir
-		before := written(dir, pages.FilePattern)
-		return func() (int64, int64) { return written(dir, pages.FilePattern) - before, memory - before }
+		before := durable.MatchedBytes(dir, pages.FilePattern)
+		return func() (int64, int64) { return durable.MatchedBytes(dir, pages.FilePattern) - before, memory - before }
 	case string(journal.StepDumping):
 		tree, err := proc.Tree(r.Root.PID)
 		if err != nil {
 			return nil
 		}
 		total, dir := resident(tree), r.ImageDir
-		return func() (int64, int64) { return written(dir, "pages-*.img"), total }
+		return func() (int64, int64) { return durable.MatchedBytes(dir, "pages-*.img"), total }
 	}
 	return nil
 }
@@ -65,17 +64,6 @@ func resident(pids []int) int64 {
 			if stat, err := proc.Stat(); err == nil {
 				sum += int64(stat.ResidentMemory())
 			}
-		}
-	}
-	return sum
-}
-
-func written(dir, pattern string) int64 {
-	var sum int64
-	files, _ := durable.Match(dir, pattern)
-	for _, file := range files {
-		if info, err := os.Stat(file); err == nil {
-			sum += info.Size()
 		}
 	}
 	return sum
