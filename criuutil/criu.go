@@ -223,8 +223,10 @@ func (c *Criu) option(name, value string) {
 	if is("libdir", "lib") {
 		c.LibDir = value
 	}
-	if _, err := exec.LookPath(value); is("action-script", "ac") && value != "" && err != nil {
-		c.badScript = value
+	if is("action-script", "ac") && value != "" {
+		if _, err := exec.LookPath(value); err != nil {
+			c.badScript = value
+		}
 	}
 }
 
