@@ -133,7 +133,9 @@ var handlers = map[string]func(*call, context.Context) error{
 // ignores one at pre-resume and post-resume, so there Run ends the tree itself. If an engine drives
 // criu, the error is a [LateError] then.
 func Run(ctx context.Context, env *session.Env, stage Stage) error {
-	env.Log = env.Log.With("stage", stage.Action)
+	named := *env
+	named.Log = env.Log.With("stage", stage.Action)
+	env = &named
 	if stage.Action == "" {
 		return errors.New("CRTOOLS_SCRIPT_ACTION is not set: this program is an action script of criu (criu dump --action-script cucriu-hook …), not a command")
 	}
