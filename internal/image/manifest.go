@@ -170,7 +170,7 @@ func (m Manifest) Validate() error {
 	}
 	for _, settings := range m.Settings {
 		if err := settings.Validate(); err != nil {
-			return fmt.Errorf("%w", err)
+			return err
 		}
 	}
 	isParked := make(map[int]bool)
