@@ -25,7 +25,8 @@ func main() {
 	os.Exit(exitCode(ctx, err))
 }
 
-// errorText is the text of an error, with what the system's own text does not say. A relative path names nothing below a directory that is gone.
+// errorText is the text of an error, with what the system's own text does not say. A relative path names nothing below
+// a directory that is gone.
 func errorText(err error) string {
 	text := err.Error()
 	if failed := new(os.SyscallError); errors.As(err, &failed) && failed.Syscall == "getwd" {

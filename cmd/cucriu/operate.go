@@ -57,8 +57,8 @@ func writeProcesses(out io.Writer, index gpuIndex, processes []checkpoint.CUDAPr
 }
 
 // withProcesses is [withHook] for a command that works on processes. It refuses those that only the
-// supervisor of their long job can work on: the job is paused, they are the supervisor itself, or they are to be suspended,
-// which would be in the way of the job's checkpoints.
+// supervisor of their long job can work on: the job is paused, they are the supervisor itself, or they are to be
+// suspended, which would be in the way of the job's checkpoints.
 func withProcesses(pids *[]int, run func(*cobra.Command, *hooks.Hook, []string) error) func(*cobra.Command, []string) error {
 	return withHook(func(cmd *cobra.Command, hook *hooks.Hook, args []string) error {
 		for _, pid := range *pids {

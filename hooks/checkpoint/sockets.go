@@ -58,9 +58,9 @@ func withChangedFiles(dir, links, target string, changes criuimage.FileChanges) 
 	return links, err
 }
 
-// Each CUDA process listens on an abstract UNIX socket: see [drivers.SocketPrefix]. The kernel gives the number of a namespace that has ended to a later
-// one, and a CUDA process whose name is taken does not start. So a restored process gets the name of
-// the namespace that it is restored in.
+// Each CUDA process listens on an abstract UNIX socket: see [drivers.SocketPrefix]. The kernel gives the number of a
+// namespace that has ended to a later one, and a CUDA process whose name is taken does not start. So a restored process
+// gets the name of the namespace that it is restored in.
 var (
 	cudaSocket = regexp.MustCompile("^\x00(" + drivers.SocketPrefix + ")([0-9]+)(-[0-9]+)(\x00*)$")
 	cudaListed = regexp.MustCompile("@" + drivers.SocketPrefix + "[0-9]+-[0-9]+")

@@ -46,7 +46,8 @@ func TestAZeroHookHasTheDefaults(t *testing.T) {
 	}
 }
 
-// TestAZeroHookDumpsIntoTheCurrentDirectory as far as to a criu that is missing: what is warned of on the way goes nowhere.
+// TestAZeroHookDumpsIntoTheCurrentDirectory as far as to a criu that is missing: what is warned of on the way is logged
+// nowhere.
 func TestAZeroHookDumpsIntoTheCurrentDirectory(t *testing.T) {
 	job := exec.Command("sleep", "1h")
 	if err := job.Start(); err != nil {

@@ -47,8 +47,8 @@ func (s *core) refuseSuspended() error {
 	return preflight.AsRefusal(err)
 }
 
-// resumeSuspended resumes the processes of the job that are suspended, and those that were suspended with them: else the
-// job would leave without a last checkpoint.
+// resumeSuspended resumes the processes of the job that are suspended, and those that were suspended with them: else
+// the job would leave without a last checkpoint.
 func (s *core) resumeSuspended(ctx context.Context) error {
 	sessions, err := s.suspended()
 	if err != nil || len(sessions) == 0 {

@@ -13,8 +13,8 @@ import (
 	"cucriu/internal/proc"
 )
 
-// Unhooked explains a process that criu has restored without cucriu-hook from an image that this run directory knows: its
-// threads are parked, and nobody brings its GPU memory back. It returns nil for any other, such as one that somebody is
+// Unhooked explains a process that criu has restored without cucriu-hook from an image that this run directory knows:
+// its threads are parked, and nobody brings its GPU memory back. It returns nil for any other, such as one that somebody is
 // at work on.
 func Unhooked(runDir string, pid int) error {
 	status, err := proc.ReadStatus(pid)
