@@ -35,19 +35,25 @@ func (s *Suspension) Lock(ctx context.Context) error {
 		}
 	}
 	s.insist = s.insistUntil(ctx)
-	for ended := false; !ended; {
-		err := s.lockAll(ctx)
-		if err == nil {
-			ended, err = s.letCallsEnd(ctx)
-		}
-		if err != nil {
-			return err
-		}
+	if err := s.lockUntilCallsEnd(ctx); err != nil {
+		return err
 	}
 	if err := s.measure(ctx); err != nil {
 		return err
 	}
 	return ReleaseThreads(ctx, s.tracer, stoppedBefore(s.Targets))
+}
+
+// lockUntilCallsEnd locks all processes, and lets calls end that their libraries' gates did not hold.
+func (s *Suspension) lockUntilCallsEnd(ctx context.Context) error {
+	for {
+		if err := s.lockAll(ctx); err != nil {
+			return err
+		}
+		if ended, err := s.letCallsEnd(ctx); ended || err != nil {
+			return err
+		}
+	}
 }
 
 // measure notes how much memory each process holds on each GPU, because its restore will take as much.

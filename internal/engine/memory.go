@@ -241,25 +241,21 @@ func (s *Suspension) lockWithoutAgents(ctx context.Context, reason error) error 
 	return s.lockAll(ctx)
 }
 
-// MoveMemory has the libraries move the memory of the processes, which are stopped, to the host. If that takes locks that end
-// only while the job runs, everything is continued, and stopped again by stopTree.
+// MoveMemory has the libraries move the memory of the processes, which are stopped, to the host. If one has to run for that,
+// everything is continued, and stopped again by stopTree.
 func (s *Suspension) MoveMemory(ctx context.Context, stopTree func(context.Context) error) error {
 	guests := s.withAgent()
 	if len(guests) == 0 {
 		return nil
 	}
-	outer := ctx
+	if err := s.standStill(ctx, stopTree); err != nil {
+		return err
+	}
+	if guests = s.withAgent(); len(guests) == 0 {
+		return nil
+	}
 	ctx, cancel := context.WithTimeout(ctx, s.Config.Checkpoint.Timeout)
 	defer cancel()
-	inCall, err := s.prove(ctx, guests)
-	switch {
-	case err != nil:
-		return err
-	case inCall != nil && s.serves():
-		return inCall
-	case inCall != nil:
-		return s.doWithoutAgents(outer, inCall, stopTree)
-	}
 	if err := s.measure(ctx); err != nil {
 		return err
 	}
@@ -378,6 +374,30 @@ func (t *Target) obey(ctx context.Context, s *session.Session, c agent.Command) 
 	return stepOutFor(ctx, s, t, t.agent.Helpers, func() error { return t.agent.Do(ctx, c) })
 }
 
+// standStill parks the program's threads, none of which is in a call to the driver then. One that had passed the gate before it was
+// closed may have begun a call since its process was unlocked: that ends while the job runs, and the gate holds its next one. If
+// calls begin again and again, the driver has to do the work, which cannot restore what processes share.
+func (s *Suspension) standStill(ctx context.Context, stopTree func(context.Context) error) error {
+	const tries = 3
+	for try := 1; ; try++ {
+		inCall, err := s.prove(ctx, s.withAgent())
+		switch {
+		case err != nil || inCall == nil:
+			return err
+		case try < tries && !errors.Is(inCall, inject.ErrFiltered):
+			s.Log.Debug("a call to the driver began in a process that was about to stop: all run until it has ended", "reason", inCall)
+			err = s.runFor(ctx, s.lockUntilCallsEnd, stopTree)
+		case s.serves():
+			return inCall
+		default:
+			return s.runFor(ctx, func(ctx context.Context) error { return s.lockWithoutAgents(ctx, inCall) }, stopTree)
+		}
+		if err != nil || len(s.withAgent()) == 0 {
+			return err
+		}
+	}
+}
+
 // prove parks the program's threads, and locks the processes: no thread is in a call then.
 func (s *Suspension) prove(ctx context.Context, guests []*Target) (inCall, err error) {
 	return parallelCalls(guests, func(t *Target) error {
@@ -401,10 +421,10 @@ func (s *Suspension) prove(ctx context.Context, guests []*Target) (inCall, err e
 	})
 }
 
-// doWithoutAgents continues the tree, locks the processes as without the libraries, and stops the tree again. Work of the
-// GPUs may wait for a process without CUDA, so all run. The others are looked at anew when they are stopped again: one may use
-// CUDA by then.
-func (s *Suspension) doWithoutAgents(ctx context.Context, reason error, stopTree func(context.Context) error) error {
+// runFor continues the tree, which is stopped, locks the processes in the way of lock, and stops the tree again. Work of the GPUs
+// may wait for a process without CUDA, so all run. The others are looked at anew when they are stopped again: one may use CUDA by
+// then.
+func (s *Suspension) runFor(ctx context.Context, lock, stopTree func(context.Context) error) error {
 	ctx, cancel := context.WithTimeout(ctx, s.PatienceForAll())
 	defer cancel()
 	for _, t := range s.withAgent() {
@@ -420,7 +440,7 @@ func (s *Suspension) doWithoutAgents(ctx context.Context, reason error, stopTree
 		other.Close()
 	}
 	s.Others = nil
-	if err := s.lockWithoutAgents(ctx, reason); err != nil {
+	if err := lock(ctx); err != nil {
 		return err
 	}
 	if err := s.measure(ctx); err != nil {

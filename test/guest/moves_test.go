@@ -240,20 +240,20 @@ func startWithGuest(t *testing.T, host *testenv.Host, args ...string) *testenv.J
 func TestWhereACallDoesNotEndTheDriverMovesTheMemory(t *testing.T) {
 	testenv.Parallel(t)
 	for name, test := range map[string]struct {
-		fault  string
+		faults []string
 		dumped bool
 	}{
-		"after the gate was closed": {"lock return 600 skip 1 times 1", true},
-		"when the process stands":   {"lock return 600 skip 2 times 1", true},
-		"when the memory has moved": {"lock return 600 skip 3 times 1", false},
-		"the driver cannot unlock":  {"unlock return 999 times 1", false},
-		"or not once it stands":     {"unlock return 999 skip 2 times 1", false},
+		"after the gate was closed":   {[]string{"lock return 600 skip 1 times 1"}, true},
+		"whenever the process stands": {aCallHasBegun("", 2, 5, 8), true},
+		"when the memory has moved":   {[]string{"lock return 600 skip 3 times 1"}, false},
+		"the driver cannot unlock":    {[]string{"unlock return 999 times 1"}, false},
+		"or not once it stands":       {[]string{"unlock return 999 skip 2 times 1"}, false},
 	} {
 		t.Run(name, func(t *testing.T) {
 			testenv.Simulated(t, func(t *testing.T) {
 				host := testenv.NewHost(t, 1, "--mib-per-gpu", "200")
 				job := startWithGuest(t, host)
-				host.Faults(test.fault)
+				host.Faults(test.faults...)
 				images := testenv.NewImages(t)
 				run := host.TryDump(job, images)
 				if (run.Err == nil) != test.dumped {
@@ -275,6 +275,30 @@ func TestWhereACallDoesNotEndTheDriverMovesTheMemory(t *testing.T) {
 			})
 		})
 	}
+}
+
+// aCallHasBegun returns faults with which a lock is not had at certain turns: two of three are while the job runs, the third when
+// it stands.
+func aCallHasBegun(where string, turns ...int) (faults []string) {
+	for _, turn := range turns {
+		faults = append(faults, strings.TrimSpace(fmt.Sprintf("lock return 600 %s skip %d times 1", where, turn)))
+	}
+	return faults
+}
+
+// TestACallBeganAsTheProcessWasStopped, past the gate: it ends when the process has run once more.
+func TestACallBeganAsTheProcessWasStopped(t *testing.T) {
+	testenv.Simulated(t, func(t *testing.T) {
+		host := testenv.NewHost(t, 1, "--mib-per-gpu", "200")
+		job := startWithGuest(t, host)
+		host.Faults(aCallHasBegun("", 2, 5)...)
+		images := testenv.NewImages(t)
+		moved(t, host, host.TryDump(job, images))
+		host.Faults()
+		host.Restore(images)
+		job.Runs()
+		job.Check()
+	})
 }
 
 // TestAllRunsWhileTheDriverIsToMoveTheMemory: its lock may wait for work that ends only if a process without CUDA runs.
