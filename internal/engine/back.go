@@ -250,7 +250,7 @@ func (b *wayBack) pause(ctx context.Context) error { return FreezeAll(ctx, b.toP
 func (b *wayBack) parallel(do func(*Target) error) error {
 	return Parallel(b.cuda, func(t *Target) error {
 		err := do(t)
-		if err != nil && b.Kind != journal.KindRestore && t.Exiting() {
+		if err != nil && b.hasEnded(t) {
 			return nil
 		}
 		return err
