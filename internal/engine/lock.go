@@ -183,7 +183,10 @@ func (s *Suspension) newLocking() *locking {
 
 // lockAll locks all processes within ctx. After an error the caller must unlock those that are locked.
 func (s *Suspension) lockAll(ctx context.Context) error {
-	l := s.newLocking()
+	return s.newLocking().run(ctx)
+}
+
+func (l *locking) run(ctx context.Context) error {
 	err := l.level(ctx)
 	l.over = true
 	for len(l.pending) > 0 { // after an error: no call may lock a process later

@@ -41,6 +41,22 @@ func TestATimeoutBlamesWhoWasNeverLocked(t *testing.T) {
 	}
 }
 
+// A lock that the driver gives after another one has failed would never be let go of.
+func TestALockThatIsGivenAfterAFailureIsKnown(t *testing.T) {
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	for range 30 { // which of the two is seen first is chance
+		rank := targetsOf(1)[0]
+		s := &Suspension{Env: session.Of(&config.Hook{Config: config.Default()}), Targets: []*Target{rank}}
+		l := s.newLocking()
+		l.pending[rank] = true
+		go func() { l.answers <- lockAnswer{Target: rank, gotIt: true} }()
+		if err := l.run(ctx); err == nil || !rank.locked {
+			t.Fatalf("locked is %v, after %v", rank.locked, err)
+		}
+	}
+}
+
 // A failure counts, even if a call in another process did not return, for which there is a way out.
 func TestAFailureIsNotTakenForACallThatDidNotReturn(t *testing.T) {
 	broken := errors.New("broken")
