@@ -12,10 +12,10 @@ import (
 
 	"cucriu/hooks"
 	"cucriu/hooks/preflight"
+	"cucriu/hooks/timeline"
 	"cucriu/internal/jobs"
 	"cucriu/internal/migrate"
 	"cucriu/internal/migrate/prepare"
-	"cucriu/internal/timeline"
 	"cucriu/internal/units"
 )
 

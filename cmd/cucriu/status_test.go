@@ -11,9 +11,9 @@ import (
 	"golang.org/x/sys/unix"
 
 	"cucriu/hooks/checkpoint"
+	"cucriu/hooks/timeline"
 	"cucriu/internal/inspect"
 	"cucriu/internal/journal"
-	"cucriu/internal/timeline"
 )
 
 // TestARefusalBeforeTheEndOfADumpIsSettledByIt: a restore was tried while the dump was at work.

@@ -6,8 +6,8 @@ import (
 	"time"
 
 	"cucriu/hooks/checkpoint"
+	"cucriu/hooks/timeline"
 	"cucriu/internal/image"
-	"cucriu/internal/timeline"
 	"cucriu/internal/units"
 )
 

@@ -11,9 +11,9 @@ import (
 	"unicode/utf8"
 
 	"cucriu/hooks/preflight"
+	"cucriu/hooks/timeline"
 	"cucriu/internal/image"
 	"cucriu/internal/journal"
-	"cucriu/internal/timeline"
 )
 
 const (

@@ -8,10 +8,10 @@ import (
 	"strings"
 	"time"
 
+	"cucriu/hooks/timeline"
 	"cucriu/internal/journal"
 	"cucriu/internal/proc"
 	"cucriu/internal/session"
-	"cucriu/internal/timeline"
 )
 
 // The steps of which [hooks.Hook.Progress] is told that take long, in the order in which they come.

@@ -9,11 +9,11 @@ import (
 
 	"cucriu/cudackpt"
 	"cucriu/hooks/preflight"
+	"cucriu/hooks/timeline"
 	"cucriu/internal/inject"
 	"cucriu/internal/journal"
 	"cucriu/internal/proc"
 	"cucriu/internal/session"
-	"cucriu/internal/timeline"
 )
 
 // Suspension takes processes off their GPUs: it locks, stops, parks and checkpoints them. It is what a

@@ -4,8 +4,8 @@ import (
 	"fmt"
 	"path/filepath"
 
+	"cucriu/hooks/timeline"
 	"cucriu/internal/durable"
-	"cucriu/internal/timeline"
 )
 
 // TimelineName is the file name of a dump's timeline in the image directory. The timeline ends

@@ -6,11 +6,11 @@ import (
 	"slices"
 	"time"
 
+	"cucriu/hooks/timeline"
 	"cucriu/internal/gpumap"
 	"cucriu/internal/image"
 	"cucriu/internal/proc"
 	"cucriu/internal/records"
-	"cucriu/internal/timeline"
 )
 
 // The versions that this program writes. Records from before there was a version have 0. They differ only

@@ -15,9 +15,9 @@ import (
 	"golang.org/x/sys/unix"
 
 	"cucriu/criuutil"
+	"cucriu/hooks/timeline"
 	"cucriu/internal/fault"
 	"cucriu/internal/proc"
-	"cucriu/internal/timeline"
 )
 
 const (

@@ -10,9 +10,9 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
+	"cucriu/hooks/timeline"
 	"cucriu/internal/inspect"
 	"cucriu/internal/proc"
-	"cucriu/internal/timeline"
 )
 
 func TestSpansOfSeveralProcessesAreNotedBesideTheSteps(t *testing.T) {

@@ -8,11 +8,11 @@ import (
 	"strings"
 	"time"
 
+	"cucriu/hooks/timeline"
 	"cucriu/internal/jobs/store"
 	"cucriu/internal/migrate/commit"
 	"cucriu/internal/migrate/prepare"
 	"cucriu/internal/netlock"
-	"cucriu/internal/timeline"
 )
 
 // protocolVersion is that of the protocol between the two programs. Both must have the same.

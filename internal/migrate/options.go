@@ -8,8 +8,8 @@ import (
 	"strings"
 	"time"
 
+	"cucriu/hooks/timeline"
 	"cucriu/internal/migrate/prepare"
-	"cucriu/internal/timeline"
 )
 
 // Options say how a job migrates.

@@ -10,10 +10,10 @@ import (
 	"cucriu/hooks"
 	"cucriu/hooks/checkpoint"
 	"cucriu/hooks/preflight"
+	"cucriu/hooks/timeline"
 	"cucriu/internal/migrate/commit"
 	"cucriu/internal/migrate/prepare"
 	"cucriu/internal/migrate/wire"
-	"cucriu/internal/timeline"
 )
 
 // ReceiveOptions say how a destination receives a job.

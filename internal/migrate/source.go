@@ -11,10 +11,10 @@ import (
 	"cucriu/hooks"
 	"cucriu/hooks/checkpoint"
 	"cucriu/hooks/preflight"
+	"cucriu/hooks/timeline"
 	"cucriu/internal/failpoint"
 	"cucriu/internal/migrate/commit"
 	"cucriu/internal/migrate/wire"
-	"cucriu/internal/timeline"
 )
 
 // leaving is a job on its way from this host: a process tree or a long job.

@@ -8,7 +8,7 @@ import (
 
 	"cucriu/hooks"
 	"cucriu/hooks/checkpoint"
-	"cucriu/internal/timeline"
+	"cucriu/hooks/timeline"
 )
 
 // The clocks of two hosts have nothing in common. So the source asks the destination for its own,

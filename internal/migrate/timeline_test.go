@@ -9,8 +9,8 @@ import (
 
 	"cucriu/hooks"
 	"cucriu/hooks/config"
+	"cucriu/hooks/timeline"
 	"cucriu/internal/migrate/wire"
-	"cucriu/internal/timeline"
 )
 
 // TestTheTimelineIsOnTheClockOfTheSource: the destination was started an hour earlier.

@@ -17,6 +17,7 @@ import (
 	"cucriu/hooks"
 	"cucriu/hooks/checkpoint"
 	"cucriu/hooks/preflight"
+	"cucriu/hooks/timeline"
 	"cucriu/internal/criuimage"
 	"cucriu/internal/image"
 	"cucriu/internal/journal"
@@ -25,7 +26,6 @@ import (
 	"cucriu/internal/migrate/prepare"
 	"cucriu/internal/netlock"
 	"cucriu/internal/proc"
-	"cucriu/internal/timeline"
 )
 
 // treeSource is the source's side of the migration of a process tree.

@@ -10,6 +10,7 @@ import (
 
 	"cucriu/criuutil"
 	"cucriu/hooks/preflight"
+	"cucriu/hooks/timeline"
 	"cucriu/internal/engine"
 	"cucriu/internal/failpoint"
 	"cucriu/internal/image"
@@ -18,7 +19,6 @@ import (
 	"cucriu/internal/pages"
 	"cucriu/internal/proc"
 	"cucriu/internal/session"
-	"cucriu/internal/timeline"
 	"cucriu/internal/watch"
 )
 

@@ -15,12 +15,12 @@ import (
 
 	"cucriu/criuutil"
 	"cucriu/hooks/preflight"
+	"cucriu/hooks/timeline"
 	"cucriu/internal/image"
 	"cucriu/internal/inspect"
 	"cucriu/internal/journal"
 	"cucriu/internal/proc"
 	"cucriu/internal/session"
-	"cucriu/internal/timeline"
 )
 
 // Stage is what criu tells an action script through its environment.

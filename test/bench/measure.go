@@ -10,8 +10,8 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"cucriu/hooks/timeline"
 	"cucriu/internal/journal"
-	"cucriu/internal/timeline"
 )
 
 // trial is one dump and one restore of a job of its own.

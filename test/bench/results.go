@@ -5,7 +5,7 @@ import (
 	"encoding/json"
 	"slices"
 
-	"cucriu/internal/timeline"
+	"cucriu/hooks/timeline"
 )
 
 // Run holds what one dump and the restore after it took.

@@ -5,7 +5,7 @@ import (
 	"slices"
 	"strings"
 
-	"cucriu/internal/timeline"
+	"cucriu/hooks/timeline"
 )
 
 // rowFormat is the format of the table that is printed during the measurement.

@@ -15,9 +15,9 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"cucriu/hooks/timeline"
 	"cucriu/internal/journal"
 	"cucriu/internal/testenv"
-	"cucriu/internal/timeline"
 )
 
 func TestCommandDumpAndRestore(t *testing.T) {

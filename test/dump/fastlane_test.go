@@ -13,11 +13,11 @@ import (
 	"golang.org/x/sys/unix"
 
 	"cucriu/cudackpt"
+	"cucriu/hooks/timeline"
 	"cucriu/internal/image"
 	"cucriu/internal/inject"
 	"cucriu/internal/pages"
 	"cucriu/internal/testenv"
-	"cucriu/internal/timeline"
 )
 
 // chunkFiles lists the files of the fast lane in a folder.

@@ -6,10 +6,10 @@ import (
 	"slices"
 	"testing"
 
+	"cucriu/hooks/timeline"
 	"cucriu/internal/image"
 	"cucriu/internal/journal"
 	"cucriu/internal/testenv"
-	"cucriu/internal/timeline"
 )
 
 // TestTheTimelineHasEveryProcessOfADumpAndItsRestore: the image has the timeline of its

@@ -32,7 +32,7 @@ var layers = [][]string{
 	{"hooks/config", "internal/journal"},
 	{"internal/jobs/store", "internal/inspect"},
 	{"internal/image"},
-	{"internal/agent", "internal/gpumap", "internal/migrate/wire", "internal/timeline"},
+	{"internal/agent", "internal/gpumap", "internal/migrate/wire", "hooks/timeline"},
 	{"cudackpt", "criuutil", "internal/criuimage", "internal/inject", "internal/netlock", "internal/nvrm", "internal/pages", "internal/failpoint"},
 	{"internal/first", "internal/guest", "internal/pagemap", "internal/proc", "internal/records"},
 	{"internal/durable"},

@@ -10,11 +10,11 @@ import (
 	"testing"
 	"time"
 
+	"cucriu/hooks/timeline"
 	"cucriu/internal/journal"
 	"cucriu/internal/session"
 	"cucriu/internal/testenv"
 	"cucriu/internal/testenv/hosts"
-	"cucriu/internal/timeline"
 )
 
 func TestMain(m *testing.M) {

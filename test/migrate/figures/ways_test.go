@@ -8,9 +8,9 @@ import (
 	"strings"
 	"time"
 
+	"cucriu/hooks/timeline"
 	"cucriu/internal/testenv"
 	"cucriu/internal/testenv/hosts"
-	"cucriu/internal/timeline"
 )
 
 // migration is what cucriu migrate --json says.
