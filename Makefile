@@ -167,7 +167,7 @@ soak: build sim workload tools ## jobs are dumped, suspended, run, migrated side
 # internal/migrate/commit, a search, has no goroutines.
 RACE_PACKAGES := ./internal/migrate ./internal/migrate/delta ./internal/migrate/predict ./internal/migrate/prepare ./internal/migrate/wire \
 	./internal/jobs/... ./internal/pages ./internal/gpumap ./internal/journal ./internal/jsonlines ./internal/logging ./internal/session \
-	./internal/engine ./internal/image ./cudackpt ./hooks/...
+	./internal/engine ./internal/imagedir ./cudackpt ./hooks/...
 
 .PHONY: race
 race: sim workload tools ## the unit tests under the race detector, which needs cgo

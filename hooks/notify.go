@@ -12,7 +12,7 @@ import (
 
 	"cucriu/criuutil"
 	"cucriu/hooks/preflight"
-	"cucriu/internal/image"
+	"cucriu/internal/imagedir"
 	"cucriu/internal/proc"
 	"cucriu/internal/session"
 	"cucriu/internal/stages"
@@ -53,7 +53,7 @@ func (n *Notify) PostDump() error { return n.do(criuutil.StagePostDump) }
 
 // PreRestore makes the checks that need no process.
 func (n *Notify) PreRestore() error {
-	manifest, err := image.ReadManifest(n.imageDir())
+	manifest, err := imagedir.ReadManifest(n.imageDir())
 	if err != nil && !errors.Is(err, os.ErrNotExist) {
 		return preflight.AsRefusal(err)
 	}

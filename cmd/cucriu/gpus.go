@@ -17,7 +17,7 @@ import (
 	"cucriu/hooks/config"
 	"cucriu/hooks/preflight"
 	"cucriu/internal/gpumap"
-	"cucriu/internal/image"
+	"cucriu/internal/imagedir"
 	"cucriu/internal/inspect"
 	"cucriu/internal/session"
 )
@@ -214,7 +214,7 @@ damaged.`,
 			if err := requireImage(dir); err != nil {
 				return err
 			}
-			manifest, err := image.ReadManifest(dir)
+			manifest, err := imagedir.ReadManifest(dir)
 			if errors.Is(err, os.ErrNotExist) {
 				return show(cmd, []mapped{}, func(out io.Writer) { fmt.Fprintln(out, "no process of the image uses CUDA: there is nothing to map") })
 			}

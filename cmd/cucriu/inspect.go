@@ -15,15 +15,15 @@ import (
 	"cucriu/hooks/preflight"
 	"cucriu/internal/criuimage"
 	"cucriu/internal/gpumap"
-	"cucriu/internal/image"
+	"cucriu/internal/imagedir"
 	"cucriu/internal/inspect"
 	"cucriu/internal/jobs/job"
 )
 
 // inspection is what the inspect command shows.
 type inspection struct {
-	Images   criuimage.Info  `json:"images"`
-	Manifest *image.Manifest `json:"manifest"` // nil: no process uses CUDA
+	Images   criuimage.Info     `json:"images"`
+	Manifest *imagedir.Manifest `json:"manifest"` // nil: no process uses CUDA
 }
 
 func inspectCommand() *cobra.Command {
@@ -100,7 +100,7 @@ func inspectImage(dir string) (inspection, error) {
 		return inspection{}, err
 	}
 	report := inspection{Images: info}
-	manifest, err := image.ReadManifest(dir)
+	manifest, err := imagedir.ReadManifest(dir)
 	if errors.Is(err, os.ErrNotExist) {
 		return report, nil
 	}
@@ -136,7 +136,7 @@ func (r inspection) write(out io.Writer, uuids bool) {
 	if dump := r.Images.Dump; dump != nil {
 		fmt.Fprintf(out, "criu held the processes for %v, and wrote %d pages in %v\n", dump.Frozen, dump.Pages, dump.Write)
 	}
-	cuda := make(map[int]image.Process)
+	cuda := make(map[int]imagedir.Process)
 	var index gpuIndex // in the captured set, as a rule of the map counts
 	if r.Manifest != nil {
 		index = indexOf(r.Manifest.GPUs())

@@ -16,8 +16,8 @@ import (
 
 	"cucriu/cudackpt"
 	"cucriu/hooks"
+	"cucriu/hooks/image"
 	"cucriu/hooks/preflight"
-	"cucriu/internal/image"
 	"cucriu/internal/jobs"
 	"cucriu/internal/jobs/files"
 	"cucriu/internal/jobs/store"

@@ -17,7 +17,7 @@ import (
 	"cucriu/hooks"
 	"cucriu/hooks/checkpoint"
 	"cucriu/hooks/preflight"
-	"cucriu/internal/image"
+	"cucriu/internal/imagedir"
 	"cucriu/internal/jobs"
 	"cucriu/internal/journal"
 )
@@ -198,7 +198,7 @@ func showImage(cmd *cobra.Command, runDir, dir string) error {
 		if r, err = statusOf(runDir); err != nil {
 			return err
 		}
-		r.Sessions = slices.DeleteFunc(r.Sessions, func(s checkpoint.Status) bool { return image.FinalName(s.ImageDir) != dir })
+		r.Sessions = slices.DeleteFunc(r.Sessions, func(s checkpoint.Status) bool { return imagedir.FinalName(s.ImageDir) != dir })
 		r.Refusals = slices.DeleteFunc(r.Refusals, func(r journal.Refusal) bool { return r.ImageDir != dir })
 		r.Processes, r.Jobs = []checkpoint.CUDAProcess{}, []jobs.Local{}
 		if verdict = r.verdict(dir); !errors.Is(verdict, hooks.ErrNotBack) || ctx.Err() != nil {

@@ -6,8 +6,8 @@ import (
 	"time"
 
 	"cucriu/hooks/checkpoint"
+	"cucriu/hooks/image"
 	"cucriu/hooks/timeline"
-	"cucriu/internal/image"
 	"cucriu/internal/units"
 )
 

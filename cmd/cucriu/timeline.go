@@ -10,9 +10,9 @@ import (
 	"strings"
 	"unicode/utf8"
 
+	"cucriu/hooks/image"
 	"cucriu/hooks/preflight"
 	"cucriu/hooks/timeline"
-	"cucriu/internal/image"
 	"cucriu/internal/journal"
 )
 

@@ -10,10 +10,10 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"cucriu/hooks/image"
 	"cucriu/hooks/preflight"
 	"cucriu/internal/durable"
 	"cucriu/internal/fault"
-	"cucriu/internal/inspect"
 	"cucriu/internal/jobs/store"
 	"cucriu/internal/units"
 )
@@ -44,7 +44,7 @@ if there is no image.`,
 		Args:    oneArgument("one image directory"),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			dir := args[0]
-			verify := inspect.VerifyImage
+			verify := image.Verify
 			if store.IsCheckpoint(dir) {
 				verify = func(ctx context.Context, dir string, workers int, read func(int)) (bool, error) {
 					return true, store.VerifyDir(ctx, dir, workers, read)

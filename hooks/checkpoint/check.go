@@ -14,9 +14,9 @@ import (
 	"golang.org/x/sys/unix"
 
 	"cucriu/hooks"
+	"cucriu/hooks/image"
 	"cucriu/hooks/preflight"
 	"cucriu/internal/criuimage"
-	"cucriu/internal/image"
 	"cucriu/internal/inspect"
 	"cucriu/internal/journal"
 	"cucriu/internal/session"

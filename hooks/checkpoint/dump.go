@@ -11,9 +11,10 @@ import (
 	"time"
 
 	"cucriu/hooks"
+	"cucriu/hooks/image"
 	"cucriu/hooks/preflight"
 	"cucriu/internal/durable"
-	"cucriu/internal/image"
+	"cucriu/internal/imagedir"
 	"cucriu/internal/inspect"
 	"cucriu/internal/journal"
 	"cucriu/internal/proc"
@@ -46,7 +47,7 @@ func Dump(ctx context.Context, hook *hooks.Hook, dir string, options Options) (R
 			env.Log.Warn(`the image replaces the current directory: after the dump, enter it anew with cd "$PWD"`)
 		}
 	}
-	made, err := image.MakeParent(dir)
+	made, err := imagedir.MakeParent(dir)
 	defer func() { durable.RemoveDirs(made) }() // after a success they are not empty
 	if err != nil {
 		return refused(err)

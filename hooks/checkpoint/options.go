@@ -11,8 +11,8 @@ import (
 	"github.com/checkpoint-restore/go-criu/v7/rpc"
 	"google.golang.org/protobuf/proto"
 
+	"cucriu/hooks/image"
 	"cucriu/hooks/preflight"
-	"cucriu/internal/image"
 	"cucriu/internal/inspect"
 	"cucriu/internal/proc"
 	"cucriu/internal/session"

@@ -24,8 +24,8 @@ import (
 
 	"cucriu/criuutil"
 	"cucriu/hooks"
+	"cucriu/hooks/image"
 	"cucriu/internal/criuimage"
-	"cucriu/internal/image"
 	"cucriu/internal/journal"
 	"cucriu/internal/proc"
 	"cucriu/internal/session"

@@ -20,11 +20,11 @@ import (
 	"google.golang.org/protobuf/proto"
 
 	"cucriu/criuutil"
+	"cucriu/hooks/image"
 	"cucriu/hooks/preflight"
 	"cucriu/internal/criuimage"
 	"cucriu/internal/engine"
 	"cucriu/internal/fault"
-	"cucriu/internal/image"
 	"cucriu/internal/inspect"
 	"cucriu/internal/journal"
 	"cucriu/internal/proc"

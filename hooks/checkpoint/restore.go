@@ -11,7 +11,7 @@ import (
 	"cucriu/hooks"
 	"cucriu/hooks/preflight"
 	"cucriu/internal/failpoint"
-	"cucriu/internal/image"
+	"cucriu/internal/imagedir"
 	"cucriu/internal/journal"
 	"cucriu/internal/session"
 	"cucriu/internal/watch"
@@ -76,7 +76,7 @@ func (d *criuSession) checkImage(ctx context.Context, action string) error {
 	if action == criuutil.StagePreRestore {
 		check := d.options.CheckImage
 		if check == nil {
-			check = func(ctx context.Context) error { return image.CheckSums(ctx, d.stage.ImageDir) }
+			check = func(ctx context.Context) error { return imagedir.CheckSums(ctx, d.stage.ImageDir) }
 		}
 		var err error
 		done := make(chan struct{})

@@ -7,7 +7,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"cucriu/internal/image"
+	"cucriu/internal/imagedir"
 	"cucriu/internal/inject"
 	"cucriu/internal/journal"
 	"cucriu/internal/proc"
@@ -47,7 +47,7 @@ func TestNothingIsCheckpointedThatRuns(t *testing.T) {
 func TestAHeldRestoreWaitsForItsDecision(t *testing.T) {
 	for decision, want := range map[journal.Decision]error{journal.Undecided: ErrHeld, journal.RunHere: nil} {
 		s := testSession(t, journal.KindSuspend)
-		s.Kind, s.Manifest = journal.KindRestore, new(image.Manifest)
+		s.Kind, s.Manifest = journal.KindRestore, new(imagedir.Manifest)
 		s.Hold = &journal.Hold{ID: "a", IfAbandoned: journal.EndHere, Decision: decision}
 		s.Env = session.Of(&s.Env.Hook)
 		s.Env.Config.Restore.Timeout = ReleaseTimeout

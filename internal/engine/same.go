@@ -5,7 +5,7 @@ import (
 	"fmt"
 
 	"cucriu/internal/agent"
-	"cucriu/internal/image"
+	"cucriu/internal/imagedir"
 	"cucriu/internal/pages"
 	"cucriu/internal/session"
 )
@@ -16,7 +16,7 @@ import (
 
 // compare tells the library what to find out.
 func (t *Target) compare() error {
-	c, base := t.Compare, image.Out{}
+	c, base := t.Compare, imagedir.Out{}
 	if t.Compare.Base != nil {
 		base = *t.Compare.Base
 	}
@@ -27,7 +27,7 @@ func (t *Target) compare() error {
 func (t *Target) noteOut() error {
 	status, err := t.agent.Status()
 	if err == nil && t.Compare.Generation != 0 {
-		t.Member.Out = &image.Out{Generation: t.Compare.Generation, Staging: status.Staging}
+		t.Member.Out = &imagedir.Out{Generation: t.Compare.Generation, Staging: status.Staging}
 	}
 	return err
 }

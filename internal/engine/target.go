@@ -9,7 +9,7 @@ import (
 
 	"cucriu/cudackpt"
 	"cucriu/internal/agent"
-	"cucriu/internal/image"
+	"cucriu/internal/imagedir"
 	"cucriu/internal/inject"
 	"cucriu/internal/journal"
 	"cucriu/internal/proc"
@@ -42,9 +42,9 @@ type Target struct {
 
 // Compare says what a library is to find out of the memory that it moves to the host.
 type Compare struct {
-	Generation uint64     // how it is to call what is there now; 0: it is to find out nothing
-	Base       *image.Out // of an earlier image that has all of it; nil if there is none
-	CopyAll    bool       // also what has not changed
+	Generation uint64        // how it is to call what is there now; 0: it is to find out nothing
+	Base       *imagedir.Out // of an earlier image that has all of it; nil if there is none
+	CopyAll    bool          // also what has not changed
 }
 
 func CloseTargets(targets []*Target) {

@@ -15,9 +15,9 @@ import (
 	"github.com/mdlayher/netlink"
 	"golang.org/x/sys/unix"
 
+	"cucriu/hooks/image"
 	"cucriu/hooks/preflight"
 	"cucriu/internal/fault"
-	"cucriu/internal/image"
 	"cucriu/internal/proc"
 )
 

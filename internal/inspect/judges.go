@@ -15,7 +15,7 @@ import (
 
 	"cucriu/hooks/preflight"
 	"cucriu/internal/drivers"
-	"cucriu/internal/image"
+	"cucriu/internal/imagedir"
 	"cucriu/internal/proc"
 )
 
@@ -229,7 +229,7 @@ func ContainerFindings(root int) preflight.Findings {
 
 // DirectoryFindings refuses a directory that a dump cannot make its image directory.
 func DirectoryFindings(dir string) preflight.Findings {
-	if err := image.CheckVacant(dir); err != nil {
+	if err := imagedir.CheckVacant(dir); err != nil {
 		return preflight.Findings{preflight.Found(preflight.FindingImageDirectory, err)}
 	}
 	return nil

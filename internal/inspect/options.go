@@ -15,8 +15,8 @@ import (
 	"golang.org/x/sys/unix"
 
 	"cucriu/criuutil"
+	"cucriu/hooks/image"
 	"cucriu/hooks/preflight"
-	"cucriu/internal/image"
 )
 
 // Asked is what is known of a dump whose options are to be found.

@@ -16,11 +16,12 @@ import (
 	"golang.org/x/sys/unix"
 
 	"cucriu/cudackpt"
+	"cucriu/hooks/image"
 	"cucriu/hooks/preflight"
 	"cucriu/internal/criuimage"
 	"cucriu/internal/fault"
 	"cucriu/internal/gpumap"
-	"cucriu/internal/image"
+	"cucriu/internal/imagedir"
 	"cucriu/internal/proc"
 	"cucriu/internal/units"
 )
@@ -28,7 +29,7 @@ import (
 // PlanRestore plans where an image's GPUs go on this host. It fails if the host cannot take the
 // image: another driver, a map that is not possible, or too little free memory. It changes
 // nothing: the restore plans again, with the GPUs that its processes really see.
-func (h Host) PlanRestore(ctx context.Context, driver *cudackpt.Driver, manifest image.Manifest) (gpumap.Plan, error) {
+func (h Host) PlanRestore(ctx context.Context, driver *cudackpt.Driver, manifest imagedir.Manifest) (gpumap.Plan, error) {
 	if err := driver.Supports(cudackpt.FeatureCheckpoint); err != nil {
 		return gpumap.Plan{}, err
 	}
@@ -224,7 +225,7 @@ func (h Host) CheckImage(ctx context.Context, dir string) (preflight.Findings, e
 	fine := func(name, message string) preflight.Findings {
 		return preflight.Findings{preflight.Fine(name, message)}
 	}
-	manifest, err := image.ReadManifest(dir)
+	manifest, err := imagedir.ReadManifest(dir)
 	if errors.Is(err, os.ErrNotExist) {
 		return fine(preflight.FindingImage, "contains no CUDA process: criu restores it by itself"), nil
 	}
@@ -261,7 +262,7 @@ func PresentFindings(dir string) preflight.Findings {
 	}
 	entries, err := os.ReadDir(dir)
 	switch {
-	case errors.Is(err, os.ErrNotExist) && image.IsBeingMade(dir):
+	case errors.Is(err, os.ErrNotExist) && imagedir.IsBeingMade(dir):
 		err, remedy = fmt.Errorf("image directory %s does not exist yet: a dump into it is at work", dir), "wait until it is over"
 	case errors.Is(err, os.ErrNotExist):
 		err = fmt.Errorf("image directory %s does not exist", dir)
@@ -274,7 +275,7 @@ func PresentFindings(dir string) preflight.Findings {
 		err = fmt.Errorf("image directory: %w", err)
 	case len(entries) == 0:
 		err = fmt.Errorf("image directory %s is empty", dir)
-	case !image.IsAmong(entries):
+	case !imagedir.IsAmong(entries):
 		err = fmt.Errorf("neither a criu image (inventory.img) nor a cucriu manifest is in %s", dir)
 	default:
 		return nil

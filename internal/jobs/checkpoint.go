@@ -15,7 +15,7 @@ import (
 	"cucriu/hooks/preflight"
 	"cucriu/internal/durable"
 	"cucriu/internal/failpoint"
-	"cucriu/internal/image"
+	"cucriu/internal/imagedir"
 	"cucriu/internal/jobs/files"
 	"cucriu/internal/jobs/inside"
 	"cucriu/internal/jobs/sandbox"
@@ -320,7 +320,7 @@ func describe(images, command string, of inside.Staged) (store.Info, error) {
 		return info, err
 	}
 	info.Kernel = unix.ByteSliceToString(uts.Release[:])
-	m, err := image.ReadManifest(images)
+	m, err := imagedir.ReadManifest(images)
 	if errors.Is(err, os.ErrNotExist) {
 		return info, nil // no process uses CUDA
 	}

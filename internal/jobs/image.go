@@ -13,7 +13,7 @@ import (
 	"cucriu/hooks/checkpoint"
 	"cucriu/hooks/preflight"
 	"cucriu/internal/criuimage"
-	"cucriu/internal/image"
+	"cucriu/internal/imagedir"
 	"cucriu/internal/jobs/files"
 	"cucriu/internal/jobs/job"
 	"cucriu/internal/jobs/store"
@@ -30,7 +30,7 @@ func RestoreCut(ctx context.Context, hook *hooks.Hook, dir string, options check
 	if err := cmp.Or(job.RefuseDirectory(dir), job.RefuseAlone(dir)); err != nil {
 		return checkpoint.Result{}, preflight.AsRefusal(err)
 	}
-	lock, err := image.LockRestore(dir)
+	lock, err := imagedir.LockRestore(dir)
 	if err != nil {
 		return checkpoint.Result{}, preflight.AsRefusal(err)
 	}

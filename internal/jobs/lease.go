@@ -18,7 +18,7 @@ import (
 
 	"cucriu/internal/durable"
 	"cucriu/internal/fault"
-	"cucriu/internal/image"
+	"cucriu/internal/imagedir"
 	"cucriu/internal/jobs/sandbox"
 	"cucriu/internal/jobs/store"
 	"cucriu/internal/journal"
@@ -106,7 +106,7 @@ func checkNew(dir string) error {
 	if has([]string{recordName, "lock", "owner.json", moveName, moveLockName}, true) || !has(append(OwnFiles(), SupervisorLog, "lost+found"), false) {
 		return nil
 	}
-	if info, err := os.Stat(dir); !image.IsAmong(all) && (err != nil || info.Mode().Perm()&0o077 == 0) {
+	if info, err := os.Stat(dir); !imagedir.IsAmong(all) && (err != nil || info.Mode().Perm()&0o077 == 0) {
 		return nil
 	}
 	return UsageError{fault.New(dir+" is not empty and not the directory of a job", "name a new directory")}

@@ -12,7 +12,7 @@ import (
 	"sync"
 	"time"
 
-	"cucriu/internal/image"
+	"cucriu/hooks/image"
 	"cucriu/internal/jobs/inside"
 	"cucriu/internal/jobs/sandbox"
 	"cucriu/internal/jobs/store"

@@ -6,7 +6,7 @@ import (
 	"slices"
 	"time"
 
-	"cucriu/internal/image"
+	"cucriu/hooks/image"
 	"cucriu/internal/jobs/inside"
 	"cucriu/internal/jobs/store"
 )

@@ -5,7 +5,7 @@ import (
 	"fmt"
 
 	"cucriu/cudackpt"
-	"cucriu/internal/image"
+	"cucriu/internal/imagedir"
 	"cucriu/internal/inspect"
 	"cucriu/internal/pages"
 	"cucriu/internal/proc"
@@ -25,7 +25,7 @@ type Member struct {
 	// Moved says that it may have moved GPU memory to the host, and has to bring it back.
 	Moved bool `json:"moved,omitempty"`
 	// Out says where the library has put the memory in the process; nil if it has not.
-	Out *image.Out `json:"out,omitempty"`
+	Out *imagedir.Out `json:"out,omitempty"`
 	// Base is an earlier image, which has memory that this dump does not copy again.
 	Base *MemberBase `json:"base,omitempty"`
 	// Unchanged is how much that is, in bytes.

@@ -8,7 +8,7 @@ import (
 
 	"cucriu/hooks/timeline"
 	"cucriu/internal/gpumap"
-	"cucriu/internal/image"
+	"cucriu/internal/imagedir"
 	"cucriu/internal/proc"
 	"cucriu/internal/records"
 )
@@ -85,14 +85,14 @@ type Record struct {
 	// inherited of the driver.
 	Children []proc.Ident `json:"children,omitempty"`
 	// Paused are the freezers that were already frozen when the dump began: the container was paused.
-	Paused   []proc.Freezer  `json:"paused,omitempty"`
-	Manifest *image.Manifest `json:"manifest,omitempty"`
+	Paused   []proc.Freezer     `json:"paused,omitempty"`
+	Manifest *imagedir.Manifest `json:"manifest,omitempty"`
 	// Map and Unmapped are the GPU map with which a restore was begun. Whoever completes it follows that one,
 	// and not the map of its own configuration. Unmapped is empty if an earlier version has begun it.
-	Map      []gpumap.Rule   `json:"map,omitempty"`
-	Unmapped gpumap.Policy   `json:"unmapped,omitempty"`
-	Written  *image.Written  `json:"written,omitempty"` // of a dump
-	Phases   timeline.Phases `json:"phases"`
+	Map      []gpumap.Rule     `json:"map,omitempty"`
+	Unmapped gpumap.Policy     `json:"unmapped,omitempty"`
+	Written  *imagedir.Written `json:"written,omitempty"` // of a dump
+	Phases   timeline.Phases   `json:"phases"`
 	// KeeperFD is the watcher's descriptor of a socket with what the GPUs keep of the processes, or 0.
 	KeeperFD int `json:"keeper_fd,omitempty"`
 	// Hold is set if the processes stay held after criu until somebody decides what becomes of them.

@@ -16,7 +16,7 @@ import (
 	"github.com/gofrs/flock"
 
 	"cucriu/cudackpt"
-	"cucriu/internal/image"
+	"cucriu/internal/imagedir"
 	"cucriu/internal/inspect"
 	"cucriu/internal/pages"
 	"cucriu/internal/proc"
@@ -268,9 +268,9 @@ func TestASessionRefusesWhatNobodyWrote(t *testing.T) {
 func FuzzParseSession(f *testing.F) {
 	gpu := cudackpt.GPU{UUID: cudackpt.UUID{1}, Model: "NVIDIA H200", PCIBusID: "0000:41:00.0"}
 	listing := &pages.Listing{ID: "0123456789abcdef", Bytes: 1, IndexBytes: 4128, ShardBytes: []int64{4097}}
-	manifest := image.Manifest{
+	manifest := imagedir.Manifest{
 		Version: 1, DriverVersion: "580.159.04", RootPID: 7,
-		Processes: []image.Process{{PID: 8, Name: "python3", GPUs: []cudackpt.GPU{gpu}, Pages: listing}},
+		Processes: []imagedir.Process{{PID: 8, Name: "python3", GPUs: []cudackpt.GPU{gpu}, Pages: listing}},
 	}
 	id := ident(f, 7, 8)
 	for _, kind := range []Kind{KindDump, KindRestore, KindSuspend} {

@@ -11,7 +11,7 @@ import (
 	"cucriu/hooks"
 	"cucriu/hooks/checkpoint"
 	"cucriu/hooks/config"
-	"cucriu/internal/image"
+	"cucriu/internal/imagedir"
 	"cucriu/internal/jobs/files"
 	"cucriu/internal/journal"
 	"cucriu/internal/proc"
@@ -102,8 +102,8 @@ func hold(t *testing.T, hook *hooks.Hook, h *journal.Hold, outcome journal.Outco
 	}
 	h.Holder = self
 	s, err := journal.Create(hook.Config.RunDir, journal.Record{
-		Kind: journal.KindRestore, Criu: self, Hold: h, Manifest: &image.Manifest{
-			Version: image.ManifestVersion, DriverVersion: "580", RootPID: 1, Processes: []image.Process{{PID: 1, Name: "job", GPUs: []cudackpt.GPU{{UUID: cudackpt.UUID{1}}}}},
+		Kind: journal.KindRestore, Criu: self, Hold: h, Manifest: &imagedir.Manifest{
+			Version: imagedir.ManifestVersion, DriverVersion: "580", RootPID: 1, Processes: []imagedir.Process{{PID: 1, Name: "job", GPUs: []cudackpt.GPU{{UUID: cudackpt.UUID{1}}}}},
 		},
 	}, 0)
 	if err != nil {

@@ -19,7 +19,7 @@ import (
 	"cucriu/hooks/preflight"
 	"cucriu/hooks/timeline"
 	"cucriu/internal/criuimage"
-	"cucriu/internal/image"
+	"cucriu/internal/imagedir"
 	"cucriu/internal/journal"
 	"cucriu/internal/migrate/commit"
 	"cucriu/internal/migrate/delta"
@@ -247,7 +247,7 @@ func (s *treeSource) compare(ctx context.Context, last int) (d *delta.Delta, err
 		d, err = delta.Compare(ctx, dir, s.record.ID, s.stage.round(1), s.stage.round(last), s.result.Report.Destination.LargestArea)
 		return cmp.Or(context.Cause(ctx), err)
 	})
-	if whole := !image.IsBased(s.stage.round(last)); whole && (errors.Is(err, unix.ENOSPC) || errors.Is(err, unix.EDQUOT)) {
+	if whole := !imagedir.IsBased(s.stage.round(last)); whole && (errors.Is(err, unix.ENOSPC) || errors.Is(err, unix.EDQUOT)) {
 		s.hook.Log.Warn("there is no room to record what has changed, so the whole image is sent", "error", err)
 		return new(delta.Delta), os.RemoveAll(dir)
 	}

@@ -8,7 +8,7 @@ import (
 
 	"cucriu/hooks/config"
 	"cucriu/hooks/preflight"
-	"cucriu/internal/image"
+	"cucriu/internal/imagedir"
 	"cucriu/internal/inspect"
 	"cucriu/internal/journal"
 	"cucriu/internal/proc"
@@ -99,9 +99,9 @@ func MembersOfTree(root int) ([]journal.Member, error) {
 }
 
 // NewPartial makes the folder that criu writes into. It leaves alone what a killed dump has left there,
-// if that dump's job has yet to be restored from it. See [image.NewPartial].
-func (env *Env) NewPartial(dir string) (*image.Partial, error) {
-	return image.NewPartial(dir, func(partial string) bool {
+// if that dump's job has yet to be restored from it. See [imagedir.NewPartial].
+func (env *Env) NewPartial(dir string) (*imagedir.Partial, error) {
+	return imagedir.NewPartial(dir, func(partial string) bool {
 		session, err := neededBy(env.Config.RunDir, partial)
 		if err == nil && session == "" {
 			return false

@@ -6,7 +6,7 @@ import (
 	"os"
 	"slices"
 
-	"cucriu/internal/image"
+	"cucriu/internal/imagedir"
 	"cucriu/internal/journal"
 	"cucriu/internal/pages"
 	"cucriu/internal/proc"
@@ -105,7 +105,7 @@ func CheckUnneeded(runDir, dir string) error {
 // DropPartial removes what a client wrote, if that client has ended and cannot give it its name any
 // more.
 func DropPartial(s *journal.Record) error {
-	if s.Client == nil || !image.IsPartial(s.ImageDir) {
+	if s.Client == nil || !imagedir.IsPartial(s.ImageDir) {
 		return nil
 	}
 	if gone, err := Gone(*s.Client); err != nil || !gone {

@@ -9,11 +9,12 @@ import (
 	"golang.org/x/sys/unix"
 
 	"cucriu/criuutil"
+	"cucriu/hooks/image"
 	"cucriu/hooks/preflight"
 	"cucriu/hooks/timeline"
 	"cucriu/internal/engine"
 	"cucriu/internal/failpoint"
-	"cucriu/internal/image"
+	"cucriu/internal/imagedir"
 	"cucriu/internal/inspect"
 	"cucriu/internal/journal"
 	"cucriu/internal/pages"
@@ -36,7 +37,7 @@ type dump struct {
 	// they will have in the image.
 	stoppedOthers []int
 	lanes         lanes
-	manifest      image.Manifest // made before the drop
+	manifest      imagedir.Manifest // made before the drop
 	settings      func() ([]proc.Settings, error)
 }
 
@@ -92,7 +93,7 @@ func (d *dump) run(ctx context.Context) error {
 	}
 	if len(d.Members) == 0 && d.stage.Hold == nil {
 		d.Log.Info("no process of the tree uses CUDA: nothing to do", "root", d.Root)
-		if err := errors.Join(image.RemoveEarlier(d.imageDir), d.noteStopped()); err != nil {
+		if err := errors.Join(imagedir.RemoveEarlier(d.imageDir, image.TimelineName, image.OptionsName), d.noteStopped()); err != nil {
 			return err
 		}
 		return d.Refreeze(ctx)

@@ -8,8 +8,9 @@ import (
 	"slices"
 	"time"
 
+	"cucriu/hooks/image"
 	"cucriu/internal/criuimage"
-	"cucriu/internal/image"
+	"cucriu/internal/imagedir"
 	"cucriu/internal/inject"
 	"cucriu/internal/journal"
 	"cucriu/internal/proc"
@@ -66,7 +67,7 @@ func (c *call) postDump(ctx context.Context) error {
 func (c *call) finishImage(ctx context.Context, ofCUDA bool) error {
 	sync := ofCUDA && !c.criu.LeaveRunning && c.Config.FastLane.Sync
 	sums := c.Config.Checksums && !c.criu.PagesElsewhere && !c.stage.Checked
-	if err := image.Finish(ctx, c.stage.ImageDir, sync, sums); err != nil {
+	if err := imagedir.Finish(ctx, c.stage.ImageDir, sync, sums); err != nil {
 		return fmt.Errorf("the image is not on disk, so the job is not ended: %w", err)
 	}
 	return nil
@@ -111,21 +112,21 @@ func (c *call) networkUnlock(context.Context) error {
 
 // describe makes the manifest, as soon as everything is copied. Only one thing is not known yet: which
 // processes will be frozen instead of stopped.
-func (d *dump) describe() (image.Manifest, error) {
+func (d *dump) describe() (imagedir.Manifest, error) {
 	var version string
 	if d.Driver != nil { // else no process uses CUDA
 		var err error
 		if version, err = d.Driver.DriverVersion(); err != nil {
-			return image.Manifest{}, err
+			return imagedir.Manifest{}, err
 		}
 	}
 	root, err := proc.ReadStatus(d.Root)
 	if err != nil {
-		return image.Manifest{}, err
+		return imagedir.Manifest{}, err
 	}
-	m := image.Manifest{Version: image.ManifestVersion, Created: time.Now().UTC(), DriverVersion: version, RootPID: root.ImagePID()}
+	m := imagedir.Manifest{Version: imagedir.ManifestVersion, Created: time.Now().UTC(), DriverVersion: version, RootPID: root.ImagePID()}
 	for _, t := range d.Targets {
-		p := image.Process{PID: t.Member.ImagePID, Name: t.Member.Name, Stopped: t.Member.Stopped, GPUs: t.Member.GPUs, MemoryBytes: t.Member.MemoryBytes, Gated: t.Member.Gated, Out: t.Member.Out}
+		p := imagedir.Process{PID: t.Member.ImagePID, Name: t.Member.Name, Stopped: t.Member.Stopped, GPUs: t.Member.GPUs, MemoryBytes: t.Member.MemoryBytes, Gated: t.Member.Gated, Out: t.Member.Out}
 		if t.Member.Pages != nil {
 			p.Pages = t.Member.Pages.Listing
 		}
@@ -139,19 +140,19 @@ func (d *dump) describe() (image.Manifest, error) {
 		d.Log.Warn("the scheduling of the threads could not be determined, and will not be restored", "error", err)
 	}
 	if len(m.Scheduling) > 0 {
-		m.Version = image.ScheduledVersion
+		m.Version = imagedir.ScheduledVersion
 	}
-	if slices.ContainsFunc(m.Processes, func(p image.Process) bool { return p.Gated }) {
-		m.Version = image.GatedVersion
+	if slices.ContainsFunc(m.Processes, func(p imagedir.Process) bool { return p.Gated }) {
+		m.Version = imagedir.GatedVersion
 	}
 	if m.Base != "" {
-		m.Version = image.BasedVersion
+		m.Version = imagedir.BasedVersion
 	}
 	if m.Settings, err = d.settings(); err != nil {
 		d.Log.Warn("some settings of the processes and their sockets could not be determined, and will not be restored", "error", err)
 	}
 	if len(m.Settings) > 0 {
-		m.Version = image.SettingsVersion
+		m.Version = imagedir.SettingsVersion
 	}
 	m.Parked, err = d.parkedForImage()
 	return m, err
@@ -169,7 +170,7 @@ func (d *dump) writeManifest(context.Context) error {
 		return err
 	}
 	var err error
-	if d.Session.Written, err = image.NoteWritten(d.imageDir, d.lanes.outputs()); err != nil {
+	if d.Session.Written, err = imagedir.NoteWritten(d.imageDir, d.lanes.outputs()); err != nil {
 		return err
 	}
 	return d.Session.Save()

@@ -18,7 +18,7 @@ import (
 	"cucriu/cudackpt"
 	"cucriu/hooks/config"
 	"cucriu/internal/engine"
-	"cucriu/internal/image"
+	"cucriu/internal/imagedir"
 	"cucriu/internal/journal"
 	"cucriu/internal/pages"
 	"cucriu/internal/proc"
@@ -136,7 +136,7 @@ func (d *lanes) plan() error {
 // base is what an earlier image has of a process.
 type base struct {
 	*pages.Base
-	out *image.Out
+	out *imagedir.Out
 }
 
 // openBases opens what the earlier image has, by the pids in it. What cannot be used is not.
@@ -145,7 +145,7 @@ func (d *lanes) openBases() map[int]*base {
 		return nil
 	}
 	bases := make(map[int]*base)
-	m, err := image.ReadManifest(d.stage.Base)
+	m, err := imagedir.ReadManifest(d.stage.Base)
 	if errors.Is(err, fs.ErrNotExist) { // the job did not use a GPU yet
 		return bases
 	}

@@ -10,7 +10,7 @@ import (
 	"cucriu/criuutil"
 	"cucriu/hooks/config"
 	"cucriu/internal/engine"
-	"cucriu/internal/image"
+	"cucriu/internal/imagedir"
 	"cucriu/internal/inspect"
 	"cucriu/internal/journal"
 	"cucriu/internal/proc"
@@ -80,7 +80,7 @@ func TestProcessesWithoutCUDAAreStoppedInARestore(t *testing.T) {
 	root := openProcess(t, cuda).Ident
 	s := &journal.Record{
 		Root: &root, Members: []journal.Member{{Process: inspect.Process{Ident: root}}},
-		Manifest: &image.Manifest{StoppedOthers: children[:1]},
+		Manifest: &imagedir.Manifest{StoppedOthers: children[:1]},
 	}
 	if err := holdOthers(s); err != nil {
 		t.Fatal(err)

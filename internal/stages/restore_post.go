@@ -7,7 +7,7 @@ import (
 
 	"cucriu/cudackpt"
 	"cucriu/internal/engine"
-	"cucriu/internal/image"
+	"cucriu/internal/imagedir"
 	"cucriu/internal/inspect"
 	"cucriu/internal/journal"
 	"cucriu/internal/proc"
@@ -104,7 +104,7 @@ func (c *call) killForeign(ctx context.Context) error {
 			continue
 		}
 		if _, err := process.RestoreThreadID(ctx); err == nil {
-			return c.killRestored(fmt.Errorf("%s is missing, and process %d uses CUDA: the image is incomplete: copy the image again from its source, or restore another one", image.ManifestName, pid))
+			return c.killRestored(fmt.Errorf("%s is missing, and process %d uses CUDA: the image is incomplete: copy the image again from its source, or restore another one", imagedir.ManifestName, pid))
 		}
 	}
 	return nil

@@ -11,7 +11,7 @@ import (
 
 	"cucriu/hooks/preflight"
 	"cucriu/internal/criuimage"
-	"cucriu/internal/image"
+	"cucriu/internal/imagedir"
 	"cucriu/internal/inspect"
 	"cucriu/internal/journal"
 	"cucriu/internal/netlock"
@@ -26,7 +26,7 @@ func (c *call) preRestore(ctx context.Context) (err error) {
 	if err := c.checkImage(ctx); err != nil {
 		return err
 	}
-	manifest, err := image.ReadManifest(c.stage.ImageDir)
+	manifest, err := imagedir.ReadManifest(c.stage.ImageDir)
 	if errors.Is(err, os.ErrNotExist) {
 		c.Log.Info("the image contains no CUDA process")
 		return freeAddresses(ctx, c.Log, c.stage.ImageDir)
@@ -52,7 +52,7 @@ func (c *call) preRestore(ctx context.Context) (err error) {
 	if err != nil {
 		return preflight.Findings{preflight.Found(preflight.FindingImage, err)}.Err()
 	}
-	defer image.ClosePages(inputs)
+	defer imagedir.ClosePages(inputs)
 	var files []*os.File
 	for _, input := range inputs {
 		files = append(files, input.Files()...)
@@ -90,7 +90,7 @@ func (c *call) checkImage(ctx context.Context) error {
 	if !c.Config.Checksums || c.stage.Checked {
 		return nil
 	}
-	err := image.CheckSums(ctx, c.stage.ImageDir)
+	err := imagedir.CheckSums(ctx, c.stage.ImageDir)
 	if err != nil {
 		name, _ := c.stage.imagePath() // criu's own ends with it
 		err = fmt.Errorf("image %s: %w", cmp.Or(name, c.stage.ImageDir), err)
@@ -99,7 +99,7 @@ func (c *call) checkImage(ctx context.Context) error {
 }
 
 // planRestore refuses an image whose GPU state has no place here.
-func planRestore(ctx context.Context, env *session.Env, manifest image.Manifest) error {
+func planRestore(ctx context.Context, env *session.Env, manifest imagedir.Manifest) error {
 	if len(manifest.Processes) == 0 {
 		return nil
 	}

@@ -12,7 +12,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"cucriu/internal/engine"
-	"cucriu/internal/image"
+	"cucriu/internal/imagedir"
 	"cucriu/internal/inspect"
 	"cucriu/internal/journal"
 	"cucriu/internal/proc"
@@ -62,7 +62,7 @@ func (c *call) preResume(ctx context.Context) error {
 	}
 	s, err := c.openSession(journal.KindRestore)
 	if err == nil && s == nil {
-		if _, manifestErr := os.Lstat(filepath.Join(c.stage.ImageDir, image.ManifestName)); errors.Is(manifestErr, os.ErrNotExist) {
+		if _, manifestErr := os.Lstat(filepath.Join(c.stage.ImageDir, imagedir.ManifestName)); errors.Is(manifestErr, os.ErrNotExist) {
 			return nil
 		}
 		err = errors.New("the session that pre-restore made for this image is gone from the run directory")

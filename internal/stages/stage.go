@@ -16,7 +16,7 @@ import (
 	"cucriu/criuutil"
 	"cucriu/hooks/preflight"
 	"cucriu/hooks/timeline"
-	"cucriu/internal/image"
+	"cucriu/internal/imagedir"
 	"cucriu/internal/inspect"
 	"cucriu/internal/journal"
 	"cucriu/internal/proc"
@@ -206,7 +206,7 @@ func (c *call) keepRefusal(err error) {
 	if pathErr != nil {
 		dir = ""
 	}
-	r.ImageDir = image.FinalName(dir)
+	r.ImageDir = imagedir.FinalName(dir)
 	rename := []string{c.stage.ImageDir, r.ImageDir}
 	if dir != "" {
 		rename = append(rename, dir, r.ImageDir)

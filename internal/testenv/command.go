@@ -12,7 +12,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"cucriu/internal/image"
+	"cucriu/internal/imagedir"
 )
 
 // The exit statuses of the cucriu command.
@@ -96,7 +96,7 @@ func NewImages(t testing.TB) string {
 // WholeImage fails the test unless there is a complete image and nothing else.
 func WholeImage(t testing.TB, images string) {
 	t.Helper()
-	for _, name := range []string{"inventory.img", "pstree.img", image.ManifestName, "dump.log", "stats-dump"} {
+	for _, name := range []string{"inventory.img", "pstree.img", imagedir.ManifestName, "dump.log", "stats-dump"} {
 		if !Exists(filepath.Join(images, name)) {
 			t.Errorf("the image is without %s", name)
 		}

@@ -10,7 +10,7 @@ import (
 
 	"cucriu/cudackpt"
 	"cucriu/hooks/config"
-	"cucriu/internal/image"
+	"cucriu/internal/imagedir"
 	"cucriu/internal/inspect"
 	"cucriu/internal/journal"
 	"cucriu/internal/proc"
@@ -36,9 +36,9 @@ func restoreOf(t *testing.T, r journal.Record) *session.Session {
 	env.Config.RunDir = t.TempDir()
 	env.Config.Driver.Library = "/nonexistent"
 	gpu := cudackpt.GPU{UUID: cudackpt.UUID{1}}
-	r.Kind, r.Manifest = journal.KindRestore, &image.Manifest{
+	r.Kind, r.Manifest = journal.KindRestore, &imagedir.Manifest{
 		Version: 1, DriverVersion: "1", RootPID: 7,
-		Processes: []image.Process{{PID: 7, GPUs: []cudackpt.GPU{gpu}}},
+		Processes: []imagedir.Process{{PID: 7, GPUs: []cudackpt.GPU{gpu}}},
 	}
 	s, err := env.NewSession(r, session.ByCommand, 0)
 	if err != nil {

@@ -9,7 +9,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"cucriu/criuutil"
-	"cucriu/internal/image"
+	"cucriu/internal/imagedir"
 	"cucriu/internal/journal"
 )
 
@@ -86,7 +86,7 @@ func TestAnOrphanedRootIsKnownByWhatItInheritedFromItsCriu(t *testing.T) {
 		if test.root != 0 {
 			criuExe = "/usr/sbin/criu"
 		}
-		r := &journal.Record{Kind: journal.KindRestore, Criu: self.Ident, Mark: test.mark, CriuExe: criuExe, Manifest: &image.Manifest{RootPID: test.pid}}
+		r := &journal.Record{Kind: journal.KindRestore, Criu: self.Ident, Mark: test.mark, CriuExe: criuExe, Manifest: &imagedir.Manifest{RootPID: test.pid}}
 		found, suspects, err := orphanedRoot(r)
 		if err != nil || (found != nil) != (test.root != 0) || found != nil && found.PID != test.root || !slices.Equal(suspects, test.suspects) {
 			t.Errorf("%s: found %v, suspects %v: %v", name, found, suspects, err)

@@ -9,7 +9,7 @@ import (
 	"strings"
 	"testing"
 
-	"cucriu/internal/image"
+	"cucriu/hooks/image"
 	"cucriu/internal/testenv"
 )
 

@@ -14,7 +14,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"cucriu/hooks/preflight"
-	"cucriu/internal/image"
+	"cucriu/internal/imagedir"
 	"cucriu/internal/inject"
 	"cucriu/internal/proc"
 	"cucriu/internal/testenv"
@@ -122,7 +122,7 @@ func TestLockedMemoryThatTheKernelCannotDropIsLeftToCriu(t *testing.T) {
 		}{{[]string{"--mib", "16", "--mlock"}, true}, {[]string{"--mib", "16"}, false}} {
 			job := host.Start(1, test.args...)
 			images := host.Dump(job)
-			manifest, err := image.ReadManifest(images)
+			manifest, err := imagedir.ReadManifest(images)
 			if err != nil {
 				t.Fatal(err)
 			}

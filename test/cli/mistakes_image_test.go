@@ -6,7 +6,8 @@ import (
 	"strings"
 	"testing"
 
-	"cucriu/internal/image"
+	"cucriu/hooks/image"
+	"cucriu/internal/imagedir"
 	"cucriu/internal/testenv"
 )
 
@@ -77,7 +78,7 @@ func TestMistakesAboutWhatToRestore(t *testing.T) {
 			mistake{"check of an empty directory", []string{"check", "-D", "empty"}, refused, "1 blocking finding: image"},
 			mistake{"timeline of a foreign directory", []string{"inspect", "--timeline", "foreign"}, refused, "it is not an image directory"},
 		)
-		locked, err := image.LockRestore(b.path("images"))
+		locked, err := imagedir.LockRestore(b.path("images"))
 		if err != nil {
 			t.Fatal(err)
 		}

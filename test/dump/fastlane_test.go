@@ -14,7 +14,7 @@ import (
 
 	"cucriu/cudackpt"
 	"cucriu/hooks/timeline"
-	"cucriu/internal/image"
+	"cucriu/internal/imagedir"
 	"cucriu/internal/inject"
 	"cucriu/internal/pages"
 	"cucriu/internal/testenv"
@@ -125,11 +125,11 @@ func TestAProcessFromWhichNothingCanBeBorrowed(t *testing.T) {
 		job := host.Start(2, "--procs", "2", "--mib", "4", "--spin", "stream-sync")
 		failOnce(t, host, "dump.borrow", "error")
 		images := host.Dump(job)
-		manifest, err := image.ReadManifest(images)
+		manifest, err := imagedir.ReadManifest(images)
 		if err != nil {
 			t.Fatal(err)
 		}
-		lane := slices.DeleteFunc(manifest.Processes, func(p image.Process) bool { return p.Pages == nil })
+		lane := slices.DeleteFunc(manifest.Processes, func(p imagedir.Process) bool { return p.Pages == nil })
 		if len(lane) != 1 || len(chunkFiles(t, images)) != lane[0].Pages.Files() {
 			t.Errorf("%d processes are in the fast lane, with the files %v", len(lane), chunkFiles(t, images))
 		}
@@ -213,7 +213,7 @@ func TestDamagedChunkFilesAreRefused(t *testing.T) {
 		images, good := host.Dump(job), filepath.Join(t.TempDir(), "good")
 		testenv.Eventually(t, testenv.Soon, "the job is reaped", job.Gone)
 		testenv.Copy(t, images, good)
-		manifest, err := image.ReadManifest(images)
+		manifest, err := imagedir.ReadManifest(images)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -353,7 +353,7 @@ func TestTheMemoryComesBackWithEverySettingOfTheFastLane(t *testing.T) {
 // codecsOf lists the codecs of the chunks of an image's first process.
 func codecsOf(t *testing.T, images string) []pages.Codec {
 	t.Helper()
-	manifest, err := image.ReadManifest(images)
+	manifest, err := imagedir.ReadManifest(images)
 	if err != nil {
 		t.Fatal(err)
 	}

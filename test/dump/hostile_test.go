@@ -13,7 +13,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"cucriu/internal/image"
+	"cucriu/internal/imagedir"
 	"cucriu/internal/inspect"
 	"cucriu/internal/journal"
 	"cucriu/internal/proc"
@@ -25,15 +25,15 @@ func TestAHostileManifestIsRefusedBeforeAnythingIsCreated(t *testing.T) {
 		host := testenv.NewHost(t, 1)
 		job := host.Start(1)
 		images := host.Dump(job)
-		path := filepath.Join(images, image.ManifestName)
+		path := filepath.Join(images, imagedir.ManifestName)
 		good, err := os.ReadFile(path)
 		if err != nil {
 			t.Fatal(err)
 		}
 		write := func(data []byte) error { return os.WriteFile(path, data, 0o600) }
-		change := func(change func(*image.Manifest)) func() error {
+		change := func(change func(*imagedir.Manifest)) func() error {
 			return func() error {
-				var m image.Manifest
+				var m imagedir.Manifest
 				err := json.Unmarshal(good, &m)
 				change(&m)
 				data, marshalErr := json.Marshal(m)
@@ -53,28 +53,28 @@ func TestAHostileManifestIsRefusedBeforeAnythingIsCreated(t *testing.T) {
 			}, "symbolic links"},
 			{"cut off", func() error { return write(good[:len(good)/2]) }, "damaged"},
 			{"empty", func() error { return write(nil) }, "damaged"},
-			{"the process 1", change(func(m *image.Manifest) { m.Processes[0].PID = 1 }), outside},
-			{"this process", change(func(m *image.Manifest) { m.Processes[0].PID = os.Getpid() }), outside},
-			{"another root", change(func(m *image.Manifest) { m.RootPID = os.Getpid() }), outside},
-			{"ten thousand processes", change(func(m *image.Manifest) {
+			{"the process 1", change(func(m *imagedir.Manifest) { m.Processes[0].PID = 1 }), outside},
+			{"this process", change(func(m *imagedir.Manifest) { m.Processes[0].PID = os.Getpid() }), outside},
+			{"another root", change(func(m *imagedir.Manifest) { m.RootPID = os.Getpid() }), outside},
+			{"ten thousand processes", change(func(m *imagedir.Manifest) {
 				for i := range 10000 {
 					p := m.Processes[0]
 					p.PID = 100000 + i
 					m.Processes = append(m.Processes, p)
 				}
 			}), outside},
-			{"a petabyte", change(func(m *image.Manifest) {
+			{"a petabyte", change(func(m *imagedir.Manifest) {
 				for uuid := range m.Processes[0].MemoryBytes {
 					m.Processes[0].MemoryBytes[uuid] = 1 << 50
 				}
 			}), "MiB free"},
-			{"more than there is", change(func(m *image.Manifest) {
+			{"more than there is", change(func(m *imagedir.Manifest) {
 				for uuid := range m.Processes[0].MemoryBytes {
 					m.Processes[0].MemoryBytes[uuid] = 1<<64 - 1
 				}
 			}), "damaged"},
-			{"another driver", change(func(m *image.Manifest) { m.DriverVersion = "1.2" }), "must be the same version"},
-			{"a line of its own", change(func(m *image.Manifest) { m.DriverVersion = "1.2\nError" }), "damaged"},
+			{"another driver", change(func(m *imagedir.Manifest) { m.DriverVersion = "1.2" }), "must be the same version"},
+			{"a line of its own", change(func(m *imagedir.Manifest) { m.DriverVersion = "1.2\nError" }), "damaged"},
 		} {
 			if err := errors.Join(os.RemoveAll(path), test.put()); err != nil {
 				t.Fatal(err)
@@ -218,8 +218,8 @@ func TestASessionWhosePidsNameOthersNow(t *testing.T) {
 		} {
 			s.BootID, s.Created, s.Criu, s.Members, s.Root = strings.TrimSpace(string(boot)), time.Now(), other(runs), members, &root
 			if s.Kind == journal.KindRestore {
-				s.Manifest = &image.Manifest{Version: 1, DriverVersion: "1", RootPID: 1}
-				s.Manifest.Processes = []image.Process{{PID: 1, GPUs: gpus}}
+				s.Manifest = &imagedir.Manifest{Version: 1, DriverVersion: "1", RootPID: 1}
+				s.Manifest.Processes = []imagedir.Process{{PID: 1, GPUs: gpus}}
 			}
 			sessions[fmt.Sprintf("%s-%s", s.Kind, s.Step)] = s
 		}

@@ -6,7 +6,7 @@ import (
 	"testing"
 
 	"cucriu/hooks/preflight"
-	"cucriu/internal/image"
+	"cucriu/internal/imagedir"
 	"cucriu/internal/testenv"
 )
 
@@ -32,7 +32,7 @@ func TestMemoryThatNVMLDoesNotTellIsMeasuredAtTheCheckpoint(t *testing.T) {
 						t.Errorf("not a word of it: %+v", findings)
 					}
 					images := host.Dump(job)
-					manifest, err := image.ReadManifest(images)
+					manifest, err := imagedir.ReadManifest(images)
 					if err != nil {
 						t.Fatal(err)
 					}

@@ -6,8 +6,8 @@ import (
 	"slices"
 	"testing"
 
+	"cucriu/hooks/image"
 	"cucriu/hooks/timeline"
-	"cucriu/internal/image"
 	"cucriu/internal/journal"
 	"cucriu/internal/testenv"
 )

@@ -8,7 +8,7 @@ import (
 	"strings"
 	"time"
 
-	"cucriu/internal/image"
+	"cucriu/internal/imagedir"
 	"cucriu/internal/journal"
 	"cucriu/internal/testenv"
 )
@@ -226,7 +226,7 @@ func (c *cell) restored(now state) string {
 // processes it had.
 func (c *cell) restore() int {
 	c.t.Helper()
-	manifest, err := image.ReadManifest(c.images)
+	manifest, err := imagedir.ReadManifest(c.images)
 	if err != nil {
 		c.t.Fatal(err)
 	}
@@ -259,7 +259,7 @@ func (c *cell) whole(now state) {
 		return
 	}
 	processes := c.survivors()
-	if manifest, err := image.ReadManifest(c.images); now == gone && err == nil {
+	if manifest, err := imagedir.ReadManifest(c.images); now == gone && err == nil {
 		processes = len(manifest.Processes)
 	}
 	c.job.For(c.t, processes).Runs()

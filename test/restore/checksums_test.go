@@ -8,7 +8,7 @@ import (
 	"testing"
 	"time"
 
-	"cucriu/internal/image"
+	"cucriu/internal/imagedir"
 	"cucriu/internal/jobs/store"
 	"cucriu/internal/journal"
 	"cucriu/internal/testenv"
@@ -109,14 +109,14 @@ func TestADamagedImageIsNotRestored(t *testing.T) {
 		}
 
 		// Whoever has no other copy decides.
-		if err := os.Rename(filepath.Join(images, image.SumsName), filepath.Join(images, "aside")); err != nil {
+		if err := os.Rename(filepath.Join(images, imagedir.SumsName), filepath.Join(images, "aside")); err != nil {
 			t.Fatal(err)
 		}
 		says = testenv.Exits(t, host, 0, "verify", images)
 		if !strings.Contains(says, "criu's files: no checksums") || strings.Contains(says, "undamaged") {
 			t.Errorf("verify without checksums: %s", says)
 		}
-		if err := os.Rename(filepath.Join(images, "aside"), filepath.Join(images, image.SumsName)); err != nil {
+		if err := os.Rename(filepath.Join(images, "aside"), filepath.Join(images, imagedir.SumsName)); err != nil {
 			t.Fatal(err)
 		}
 		putBack()

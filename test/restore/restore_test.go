@@ -13,7 +13,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"cucriu/internal/image"
+	"cucriu/internal/imagedir"
 	"cucriu/internal/inject"
 	"cucriu/internal/testenv"
 )
@@ -327,13 +327,13 @@ func TestAnImageThatLostItsManifestDoesNotPassForRestored(t *testing.T) {
 		host := testenv.NewHost(t, 1)
 		job := host.Start(1)
 		images := host.Dump(job)
-		manifest := filepath.Join(images, image.ManifestName)
+		manifest := filepath.Join(images, imagedir.ManifestName)
 		if err := os.Rename(manifest, manifest+".lost"); err != nil {
 			t.Fatal(err)
 		}
 		run := host.TryRestore(images)
 		testenv.Eventually(t, testenv.Soon, "the job is ended", job.Gone)
-		if !strings.Contains(run.Log, "image is incomplete") || !strings.Contains(run.Log, image.ManifestName+" is missing") {
+		if !strings.Contains(run.Log, "image is incomplete") || !strings.Contains(run.Log, imagedir.ManifestName+" is missing") {
 			t.Errorf("the log does not say why:\n%s", run.Lines())
 		}
 		if err := os.Rename(manifest+".lost", manifest); err != nil {

@@ -8,7 +8,7 @@ import (
 	"testing"
 	"time"
 
-	"cucriu/internal/image"
+	"cucriu/internal/imagedir"
 	"cucriu/internal/jobs/store"
 	"cucriu/internal/pages"
 	"cucriu/internal/testenv"
@@ -96,7 +96,7 @@ func TestAJobComesBackFromStoredCheckpointsThatShareTheirState(t *testing.T) {
 // linkedShard returns a shard of an image that an earlier dump has written.
 func linkedShard(t *testing.T, dir string) string {
 	t.Helper()
-	manifest, err := image.ReadManifest(dir)
+	manifest, err := imagedir.ReadManifest(dir)
 	if err != nil {
 		t.Fatal(err)
 	}

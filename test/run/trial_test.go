@@ -7,7 +7,7 @@ import (
 	"slices"
 	"testing"
 
-	"cucriu/internal/image"
+	"cucriu/hooks/image"
 	"cucriu/internal/jobs"
 	"cucriu/internal/testenv"
 )

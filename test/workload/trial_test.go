@@ -10,8 +10,8 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"cucriu/hooks/image"
 	"cucriu/hooks/preflight"
-	"cucriu/internal/image"
 	"cucriu/internal/testenv"
 )
 

@@ -12,7 +12,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"cucriu/hooks/checkpoint"
-	"cucriu/internal/image"
+	"cucriu/hooks/image"
 	"cucriu/internal/jobs/files"
 	"cucriu/internal/jobs/sandbox"
 	"cucriu/internal/proc"

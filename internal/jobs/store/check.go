@@ -13,7 +13,7 @@ import (
 	"time"
 
 	"cucriu/internal/durable"
-	"cucriu/internal/image"
+	"cucriu/internal/imagedir"
 	"cucriu/internal/pages"
 )
 
@@ -101,10 +101,10 @@ func check(ctx context.Context, c Checkpoint, workers int, read func(bytes int))
 		switch {
 		case ctx.Err() != nil:
 			return err
-		case image.IsOfHost(err):
+		case imagedir.IsOfHost(err):
 			return fmt.Errorf("checkpoint %s: %w", c.Name, err)
 		}
-		if of := new(image.FileError); errors.As(err, &of) {
+		if of := new(imagedir.FileError); errors.As(err, &of) {
 			return &DamageError{Checkpoint: c.Name, File: of.Name, Err: of.Err}
 		}
 		return &DamageError{Checkpoint: c.Name, Err: err}
@@ -112,11 +112,11 @@ func check(ctx context.Context, c Checkpoint, workers int, read func(bytes int))
 	if r, sum, err := readRecord(root); err != nil {
 		return damage(err)
 	} else if sum != c.sum {
-		return damage(&image.FileError{Name: recordName, Err: fmt.Errorf("it was replaced by one of %v", r.CreatedAt)})
+		return damage(&imagedir.FileError{Name: recordName, Err: fmt.Errorf("it was replaced by one of %v", r.CreatedAt)})
 	}
-	m, err := image.ReadManifest(root.Name())
-	if err != nil && (!errors.Is(err, fs.ErrNotExist) || c.file(image.ManifestName).Name != "") {
-		return damage(&image.FileError{Name: image.ManifestName, Err: err})
+	m, err := imagedir.ReadManifest(root.Name())
+	if err != nil && (!errors.Is(err, fs.ErrNotExist) || c.file(imagedir.ManifestName).Name != "") {
+		return damage(&imagedir.FileError{Name: imagedir.ManifestName, Err: err})
 	}
 	isPage := m.PageNames()
 	summed := slices.DeleteFunc(slices.Clone(c.Files), func(f File) bool { return isPage[f.Name] })
@@ -133,12 +133,12 @@ func check(ctx context.Context, c Checkpoint, workers int, read func(bytes int))
 		}
 		delete(isPage, f.Name)
 	}
-	if err := image.CheckFiles(ctx, root, summed, cmp.Or(workers, runtime.GOMAXPROCS(0)), read); err != nil {
+	if err := imagedir.CheckFiles(ctx, root, summed, cmp.Or(workers, runtime.GOMAXPROCS(0)), read); err != nil {
 		return damage(err)
 	}
 	for name := range isPage {
 		err := errors.New("the manifest names it, but the checkpoint was made without it")
-		return damage(&image.FileError{Name: name, Err: err})
+		return damage(&imagedir.FileError{Name: name, Err: err})
 	}
 	for _, p := range m.Processes {
 		if err := checkPages(ctx, root.Name(), p, workers, read); err != nil {
@@ -148,7 +148,7 @@ func check(ctx context.Context, c Checkpoint, workers int, read func(bytes int))
 	return nil
 }
 
-func checkPages(ctx context.Context, dir string, p image.Process, workers int, read func(bytes int)) error {
+func checkPages(ctx context.Context, dir string, p imagedir.Process, workers int, read func(bytes int)) error {
 	if p.Pages == nil {
 		return nil
 	}

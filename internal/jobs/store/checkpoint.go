@@ -14,7 +14,8 @@ import (
 	"time"
 
 	"cucriu/cudackpt"
-	"cucriu/internal/image"
+	"cucriu/hooks/image"
+	"cucriu/internal/imagedir"
 )
 
 // Clocks are the clocks of a job at the moment of its dump, as the job sees them.
@@ -40,7 +41,7 @@ type Info struct {
 }
 
 // File is a file of a checkpoint. That of GPU state has the checksum 0: its chunks have checksums.
-type File = image.File
+type File = imagedir.File
 
 // Checkpoint is a checkpoint in the store.
 type Checkpoint struct {
@@ -98,7 +99,7 @@ func (s *Store) Checkpoints() ([]Checkpoint, error) {
 		if errors.Is(err, errGone) {
 			continue // removed meanwhile
 		}
-		if image.IsOfHost(err) {
+		if imagedir.IsOfHost(err) {
 			return nil, fmt.Errorf("checkpoint %s: %w", name, err)
 		}
 		if err != nil {

@@ -15,7 +15,7 @@ import (
 
 	"cucriu/cudackpt"
 	"cucriu/internal/durable"
-	"cucriu/internal/image"
+	"cucriu/internal/imagedir"
 	"cucriu/internal/pages"
 )
 
@@ -79,9 +79,9 @@ func stageImage(t testing.TB, dir string, id int, m memory) string {
 	listing := writePages(t, dir, id, m)
 	uuid, err := cudackpt.ParseUUID("GPU-00000000-0000-0000-0000-00000000000a")
 	must(t, err)
-	must(t, image.Manifest{
+	must(t, imagedir.Manifest{
 		Version: 1, Created: time.Now().UTC(), DriverVersion: "580.159.04", RootPID: jobPID,
-		Processes: []image.Process{{
+		Processes: []imagedir.Process{{
 			PID: jobPID, Name: "python3",
 			GPUs:        []cudackpt.GPU{{UUID: uuid, Model: "NVIDIA H200", PCIBusID: "0000:41:00.0"}},
 			MemoryBytes: map[cudackpt.UUID]uint64{uuid: listing.Bytes}, Pages: &listing,

@@ -15,14 +15,14 @@ import (
 	"golang.org/x/sys/unix"
 	"pgregory.net/rapid"
 
-	"cucriu/internal/image"
+	"cucriu/internal/imagedir"
 	"cucriu/internal/pages"
 )
 
 // restored returns the GPU state that a checkpoint holds, as a restore reads it.
 func restored(t testing.TB, dir string) memory {
 	t.Helper()
-	manifest, err := image.ReadManifest(dir)
+	manifest, err := imagedir.ReadManifest(dir)
 	must(t, err)
 	reader, err := pages.Open(dir, jobPID, manifest.Processes[0].Pages)
 	must(t, err)
@@ -311,7 +311,7 @@ func TestChunksAreCompressedInTheStore(t *testing.T) {
 
 func readListing(t testing.TB, dir string) *pages.Listing {
 	t.Helper()
-	manifest, err := image.ReadManifest(dir)
+	manifest, err := imagedir.ReadManifest(dir)
 	must(t, err)
 	return manifest.Processes[0].Pages
 }
@@ -345,7 +345,7 @@ func TestProcessesWithTheSameStateStoreItOnce(t *testing.T) {
 	s := openStore(t, filepath.Join(t.TempDir(), "job"))
 	m := newMemory(1, 32)
 	staged := stageImage(t, filepath.Join(t.TempDir(), "image"), 1, m)
-	manifest, err := image.ReadManifest(staged)
+	manifest, err := imagedir.ReadManifest(staged)
 	must(t, err)
 	twin := manifest.Processes[0]
 	twin.PID = 9

@@ -7,7 +7,7 @@ import (
 	"os"
 	"time"
 
-	"cucriu/internal/image"
+	"cucriu/hooks/image"
 	"cucriu/internal/proc"
 	"cucriu/internal/records"
 )

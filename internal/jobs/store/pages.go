@@ -9,7 +9,7 @@ import (
 	"os"
 	"slices"
 
-	"cucriu/internal/image"
+	"cucriu/internal/imagedir"
 	"cucriu/internal/pages"
 )
 
@@ -28,7 +28,7 @@ const workers = 2
 func (p *publication) openPages() *pages.Pool {
 	pool := new(pages.Pool)
 	for _, c := range p.bases {
-		m, err := image.ReadManifest(c.Dir)
+		m, err := imagedir.ReadManifest(c.Dir)
 		if errors.Is(err, fs.ErrNotExist) {
 			continue
 		}
@@ -46,7 +46,7 @@ func (p *publication) openPages() *pages.Pool {
 
 // pages puts the pages of all processes into the partial directory, and returns the manifest
 // that describes them there.
-func (p *publication) pages(m image.Manifest) (image.Manifest, error) {
+func (p *publication) pages(m imagedir.Manifest) (imagedir.Manifest, error) {
 	pool := p.openPages()
 	defer pool.Close()
 	m.Processes = slices.Clone(m.Processes)
@@ -63,7 +63,7 @@ func (p *publication) pages(m image.Manifest) (image.Manifest, error) {
 		}
 		process.Pages = listing
 		if len(listing.Origins) > 0 {
-			m.Version = max(m.Version, image.RewrittenVersion)
+			m.Version = max(m.Version, imagedir.RewrittenVersion)
 		}
 		if err := pool.Add("this checkpoint", p.dir, process.PID, listing); err != nil {
 			return m, err
@@ -75,7 +75,7 @@ func (p *publication) pages(m image.Manifest) (image.Manifest, error) {
 
 // pagesOf puts the pages of one process into the partial directory. Their files need no checksum in the
 // record: the index and each chunk have theirs.
-func (p *publication) pagesOf(of image.Manifest, process *image.Process, pool *pages.Pool, id string) (*pages.Listing, error) {
+func (p *publication) pagesOf(of imagedir.Manifest, process *imagedir.Process, pool *pages.Pool, id string) (*pages.Listing, error) {
 	reader, err := of.OpenPagesOf(process, p.from.Name())
 	if err != nil {
 		return nil, err

@@ -23,7 +23,7 @@ import (
 	"cucriu/internal/durable"
 	"cucriu/internal/failpoint"
 	"cucriu/internal/fault"
-	"cucriu/internal/image"
+	"cucriu/internal/imagedir"
 	"cucriu/internal/units"
 )
 
@@ -200,7 +200,7 @@ func (p *publication) listStaged() (names []string, err error) {
 // image puts all files into the partial directory. An image without CUDA processes has no
 // manifest.
 func (p *publication) image(names []string) error {
-	staged, err := image.ReadManifest(p.from.Name())
+	staged, err := imagedir.ReadManifest(p.from.Name())
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return fmt.Errorf("the staged image: %w", err)
 	}
@@ -216,7 +216,7 @@ func (p *publication) image(names []string) error {
 		switch {
 		case done[name]:
 			continue // pages or memory has put it there
-		case name == image.ManifestName && !reflect.DeepEqual(m, staged):
+		case name == imagedir.ManifestName && !reflect.DeepEqual(m, staged):
 			err = p.put(name, nil, func(to io.Writer) error {
 				encoder := json.NewEncoder(to)
 				encoder.SetIndent("", "\t")

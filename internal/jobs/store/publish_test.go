@@ -15,7 +15,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 	"golang.org/x/sys/unix"
 
-	"cucriu/internal/image"
+	"cucriu/internal/imagedir"
 )
 
 // onTmpfs mounts a tmpfs of so many bytes.
@@ -59,7 +59,7 @@ func TestACheckpointIsAnImageDirectoryOfItsOwn(t *testing.T) {
 			for _, content := range []map[string]string{want, got} {
 				if name == "staged in memory" { // the pages were written again
 					maps.DeleteFunc(content, func(name, _ string) bool {
-						return name == image.ManifestName || strings.HasPrefix(name, "cucriu-pages-")
+						return name == imagedir.ManifestName || strings.HasPrefix(name, "cucriu-pages-")
 					})
 				}
 			}
@@ -74,7 +74,7 @@ func TestACheckpointIsAnImageDirectoryOfItsOwn(t *testing.T) {
 				t.Errorf("listed as %+v", again)
 			}
 			wantWhole(t, s, "000001")
-			manifest, err := image.ReadManifest(c.Dir)
+			manifest, err := imagedir.ReadManifest(c.Dir)
 			must(t, err)
 			must(t, manifest.CheckPages(c.Dir))
 			if publish(t, s, 2, m).Name != "000002" {
@@ -110,7 +110,7 @@ func TestWhatIsNoFileIsNotPublished(t *testing.T) {
 			return os.WriteFile(filepath.Join(filepath.Dir(path), recordName), nil, 0o600)
 		},
 		"a damaged manifest": func(path string) error {
-			return os.Truncate(filepath.Join(filepath.Dir(path), image.ManifestName), 10)
+			return os.Truncate(filepath.Join(filepath.Dir(path), imagedir.ManifestName), 10)
 		},
 	} {
 		t.Run(name, func(t *testing.T) {

@@ -9,7 +9,7 @@ import (
 	"time"
 
 	"cucriu/internal/criuimage"
-	"cucriu/internal/image"
+	"cucriu/internal/imagedir"
 	"cucriu/internal/proc"
 	"cucriu/internal/records"
 )
@@ -80,7 +80,7 @@ func (r *record) validate() error {
 	case r.Clocks.Monotonic < 0 || r.Clocks.Boottime < 0:
 		return fmt.Errorf("the clocks are %+v", r.Clocks)
 	}
-	total, err := image.ValidateFiles(r.Files, isFileName)
+	total, err := imagedir.ValidateFiles(r.Files, isFileName)
 	if err != nil {
 		return err
 	}
@@ -96,5 +96,5 @@ func isPrintable(text string) bool { return len(text) <= maxText && text == proc
 // isFileName reports whether a file of a checkpoint may have this name, which is not that of a file that
 // the store writes there.
 func isFileName(name string) bool {
-	return image.IsFileName(name) && !slices.Contains([]string{recordName, verifiedName, pinnedName, givenUpName, trialName, damagedName}, name)
+	return imagedir.IsFileName(name) && !slices.Contains([]string{recordName, verifiedName, pinnedName, givenUpName, trialName, damagedName}, name)
 }

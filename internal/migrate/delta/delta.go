@@ -12,7 +12,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"cucriu/internal/image"
+	"cucriu/internal/imagedir"
 	"cucriu/internal/migrate/prepare"
 	"cucriu/internal/pages"
 	"cucriu/internal/units"
@@ -47,14 +47,14 @@ func Compare(ctx context.Context, dir, id, earlier, current string, largest uint
 
 // compareGPU compares the GPU state.
 func (d *Delta) compareGPU(ctx context.Context, id, earlier, current string) error {
-	before, err := image.ReadManifest(earlier)
+	before, err := imagedir.ReadManifest(earlier)
 	if errors.Is(err, os.ErrNotExist) {
 		return nil // no process used CUDA
 	}
 	if err != nil {
 		return err
 	}
-	now, err := image.ReadManifest(current)
+	now, err := imagedir.ReadManifest(current)
 	if errors.Is(err, os.ErrNotExist) {
 		return nil
 	}
@@ -100,12 +100,12 @@ func (d *Delta) compareGPU(ctx context.Context, id, earlier, current string) err
 
 // processPlan is the plan for the pages of one process.
 type processPlan struct {
-	process *image.Process
+	process *imagedir.Process
 	reader  *pages.Reader
 	plan    *pages.Plan
 }
 
-func plan(m image.Manifest, dir string, pool *pages.Pool) (plans []processPlan, err error) {
+func plan(m imagedir.Manifest, dir string, pool *pages.Pool) (plans []processPlan, err error) {
 	for i := range m.Processes {
 		p := &m.Processes[i]
 		if p.Pages == nil {
@@ -121,7 +121,7 @@ func plan(m image.Manifest, dir string, pool *pages.Pool) (plans []processPlan, 
 }
 
 // write writes the pages that have changed, and the manifest that finds all of them.
-func (d *Delta) write(ctx context.Context, id string, m image.Manifest, plans []processPlan) error {
+func (d *Delta) write(ctx context.Context, id string, m imagedir.Manifest, plans []processPlan) error {
 	for _, p := range plans {
 		d.Replaced = append(d.Replaced, p.process.Pages.Names(p.process.PID)...)
 		rewritten, err := pages.Rewrite(ctx, p.plan, pages.RewriteOptions{
@@ -137,10 +137,10 @@ func (d *Delta) write(ctx context.Context, id string, m image.Manifest, plans []
 		}
 		p.process.Pages = &rewritten.Listing
 		if len(rewritten.Listing.Origins) > 0 {
-			m.Version = max(m.Version, image.RewrittenVersion)
+			m.Version = max(m.Version, imagedir.RewrittenVersion)
 		}
 	}
-	d.Replaced = append(d.Replaced, image.ManifestName)
+	d.Replaced = append(d.Replaced, imagedir.ManifestName)
 	m.Complete()
 	return m.Write(d.Dir)
 }

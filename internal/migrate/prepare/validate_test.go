@@ -15,9 +15,9 @@ import (
 	"golang.org/x/sys/unix"
 
 	"cucriu/cudackpt"
+	"cucriu/hooks/image"
 	"cucriu/hooks/preflight"
 	"cucriu/internal/gpumap"
-	"cucriu/internal/image"
 )
 
 // sample is a job that has some of everything.

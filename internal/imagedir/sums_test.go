@@ -1,4 +1,4 @@
-package image
+package imagedir
 
 import (
 	"context"
@@ -59,7 +59,7 @@ func summed(t *testing.T) (string, map[string]string) {
 	defer partial.Close()
 	content := map[string]string{
 		"pages-1.img": "the memory", "core-7.img": "the registers", "empty.img": "", ManifestName: "{}",
-		TimelineName: "may be lost", OptionsName: "may be removed",
+		"cucriu-timeline.json": "may be lost", "cucriu-options.json": "may be removed",
 		"cucriu-pages-0123456789abcdef-7-0.img": "has checksums of its own",
 	}
 	for name, data := range content {

@@ -1,4 +1,4 @@
-package image
+package imagedir
 
 import (
 	"context"
@@ -10,7 +10,6 @@ import (
 
 	"golang.org/x/sync/errgroup"
 
-	"cucriu/hooks/preflight"
 	"cucriu/internal/durable"
 	"cucriu/internal/failpoint"
 	"cucriu/internal/fault"
@@ -108,7 +107,7 @@ func CheckSums(ctx context.Context, dir string) error {
 	defer root.Close()
 	err = CheckFiles(ctx, root, files, runtime.GOMAXPROCS(0), func(int) {})
 	if damaged := new(FileError); errors.As(err, &damaged) {
-		return fault.Because(err, err.Error(), preflight.RemedyOf(preflight.FindingImage))
+		return fault.Because(err, err.Error(), manifestKind.Remedy)
 	}
 	return err
 }

@@ -1,4 +1,4 @@
-package image
+package imagedir
 
 import (
 	"errors"
@@ -99,10 +99,10 @@ func (m Manifest) Write(dir string) error {
 	return nil
 }
 
-// RemoveEarlier removes the manifest, the timeline and the GPU state of an earlier dump from an image
-// directory that is used again.
-func RemoveEarlier(dir string) error {
-	for _, name := range []string{ManifestName, TimelineName, OptionsName} {
+// RemoveEarlier removes the manifest, the GPU state and other files of an earlier dump from an image directory that
+// is used again.
+func RemoveEarlier(dir string, others ...string) error {
+	for _, name := range append(others, ManifestName) {
 		err := os.Remove(filepath.Join(dir, name))
 		if err != nil && !errors.Is(err, os.ErrNotExist) {
 			return fmt.Errorf("remove the leftovers of an earlier dump: %w", err)

@@ -1,4 +1,4 @@
-package inspect
+package image
 
 import (
 	"context"
@@ -13,15 +13,15 @@ import (
 
 	"cucriu/internal/criuimage"
 	"cucriu/internal/durable"
-	"cucriu/internal/image"
+	"cucriu/internal/imagedir"
 )
 
-// VerifyImage reads all of an image, and fails if it is incomplete or damaged. The GPU state is compared
+// Verify reads all of an image, and fails if it is incomplete or damaged. The GPU state is compared
 // with its checksums, and criu's images with those that they have (summed); they are decoded where criu reads
-// them first, their pages must be there, and the rest is read, because its disk may have lost it. VerifyImage
+// them first, their pages must be there, and the rest is read, because its disk may have lost it. Verify
 // calls read with how many bytes it has just read, from several goroutines.
-func VerifyImage(ctx context.Context, dir string, workers int, read func(bytes int)) (summed bool, err error) {
-	_, missing := os.Lstat(filepath.Join(dir, image.SumsName))
+func Verify(ctx context.Context, dir string, workers int, read func(bytes int)) (summed bool, err error) {
+	_, missing := os.Lstat(filepath.Join(dir, imagedir.SumsName))
 	summed = missing == nil
 	_, err = criuimage.Read(dir)
 	if err == nil {
@@ -30,17 +30,17 @@ func VerifyImage(ctx context.Context, dir string, workers int, read func(bytes i
 	if err != nil {
 		return summed, err
 	}
-	manifest, err := image.ReadManifest(dir)
+	manifest, err := imagedir.ReadManifest(dir)
 	if err == nil {
 		err = manifest.MatchImages(dir)
 	}
 	if err != nil && !errors.Is(err, os.ErrNotExist) {
 		return summed, err
 	}
-	if _, err := image.ReadOptions(dir); err != nil {
+	if _, err := ReadOptions(dir); err != nil {
 		return summed, err
 	}
-	sums, err := image.ReadSums(dir)
+	sums, err := imagedir.ReadSums(dir)
 	if err != nil && !errors.Is(err, os.ErrNotExist) {
 		return summed, err
 	}
@@ -55,7 +55,7 @@ func VerifyImage(ctx context.Context, dir string, workers int, read func(bytes i
 	if err != nil {
 		return summed, err
 	}
-	defer image.ClosePages(readers)
+	defer imagedir.ClosePages(readers)
 	for _, reader := range readers {
 		if err := reader.Verify(ctx, workers, read); err != nil {
 			return summed, err
@@ -66,7 +66,7 @@ func VerifyImage(ctx context.Context, dir string, workers int, read func(bytes i
 		return summed, err
 	}
 	defer root.Close()
-	if err := image.CheckFiles(ctx, root, sums, workers, read); err != nil {
+	if err := imagedir.CheckFiles(ctx, root, sums, workers, read); err != nil {
 		return summed, err
 	}
 	isRead := manifest.PageNames()

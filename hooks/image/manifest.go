@@ -1,0 +1,53 @@
+package image
+
+import (
+	"time"
+
+	"cucriu/cudackpt"
+	"cucriu/internal/gpumap"
+	"cucriu/internal/imagedir"
+)
+
+// Manifest says which CUDA processes an image holds, and what they used.
+type Manifest struct {
+	Created       time.Time
+	DriverVersion string // of the kernel driver, such as 580.159.04. Only a host that has it can restore the image
+	RootPID       int    // of the dumped tree, as in the image
+	Processes     []Process
+}
+
+// Process is a CUDA process of an image.
+type Process struct {
+	PID  int // as in the image: the pid in its innermost pid namespace
+	Name string
+	// Stopped says that the process was already stopped before the dump. It stays stopped after the restore.
+	Stopped bool
+	// GPUs are all GPUs that the process could see, used or not, in the driver's order.
+	GPUs []cudackpt.GPU
+	// MemoryBytes is what the process held on each GPU. A GPU that is not in the map was not used.
+	MemoryBytes map[cudackpt.UUID]uint64
+}
+
+// ReadManifest reads and checks the manifest of an image directory. If there is none, the image holds no CUDA process
+// and the error is [os.ErrNotExist]. It does not read the image itself: [Verify] does.
+func ReadManifest(dir string) (Manifest, error) {
+	read, err := imagedir.ReadManifest(dir)
+	if err != nil {
+		return Manifest{}, err
+	}
+	m := Manifest{Created: read.Created, DriverVersion: read.DriverVersion, RootPID: read.RootPID}
+	for _, p := range read.Processes {
+		m.Processes = append(m.Processes, Process{p.PID, p.Name, p.Stopped, p.GPUs, p.MemoryBytes})
+	}
+	return m, nil
+}
+
+// GPUs are all GPUs that the processes could see, in the order of the first that saw each: the order in which a rule
+// of the GPU map counts them.
+func (m Manifest) GPUs() []cudackpt.GPU {
+	var all []cudackpt.GPU
+	for _, p := range m.Processes {
+		all = gpumap.Union(all, p.GPUs)
+	}
+	return all
+}
