@@ -27,6 +27,12 @@ var requests = map[string]func(r Request, p policy, nodes uint64) []uint64{
 		persona, _ := strconv.ParseUint(r.Value, 16, 32)
 		return []uint64{unix.SYS_PERSONALITY, persona}
 	},
+	requestNoStoreBypass: func(r Request, _ policy, _ uint64) []uint64 {
+		return []uint64{unix.SYS_PRCTL, unix.PR_SET_SPECULATION_CTRL, unix.PR_SPEC_STORE_BYPASS, mitigations[r.Value], 0, 0}
+	},
+	requestNoIndirectBranch: func(r Request, _ policy, _ uint64) []uint64 {
+		return []uint64{unix.SYS_PRCTL, unix.PR_SET_SPECULATION_CTRL, unix.PR_SPEC_INDIRECT_BRANCH, mitigations[r.Value], 0, 0}
+	},
 	requestThreadPolicy: func(_ Request, p policy, nodes uint64) []uint64 {
 		return []uint64{unix.SYS_SET_MEMPOLICY, p.mode, nodes, maxNodes}
 	},
@@ -51,7 +57,19 @@ const (
 	requestPolicy       = "memory policy"
 	requestLockOnFault  = "lock on fault"
 	requestSeal         = "seal"
+
+	requestNoStoreBypass    = "no speculative store bypass"
+	requestNoIndirectBranch = "no speculation about indirect branches"
 )
+
+// mitigations are the values of PR_SET_SPECULATION_CTRL by the words that /proc has for them, of what a thread asks for. What
+// it may do anyway, and what holds for the whole system, is not among them.
+var mitigations = map[string]uint64{
+	"thread mitigated":           unix.PR_SPEC_DISABLE,
+	"thread force mitigated":     unix.PR_SPEC_FORCE_DISABLE,
+	"conditional disabled":       unix.PR_SPEC_DISABLE,
+	"conditional force disabled": unix.PR_SPEC_FORCE_DISABLE,
+}
 
 // Call returns the number and the arguments of the system call, with the address of the nodes. These are nil if it
 // has none.
@@ -75,7 +93,8 @@ func (r Request) validate() error {
 	case err != nil:
 		return err
 	case r.TID < 0, r.Range.End < r.Range.Start, r.Range.Start%page != 0, r.Range.End%page != 0,
-		r.What == requestPersonality && notHex != nil:
+		r.What == requestPersonality && notHex != nil,
+		(r.What == requestNoStoreBypass || r.What == requestNoIndirectBranch) && mitigations[r.Value] == 0:
 		return fmt.Errorf("invalid %s %q of %#x-%#x, thread %d", r.What, r.Value, r.Range.Start, r.Range.End, r.TID)
 	}
 	return nil
@@ -147,9 +166,6 @@ func readRequests(pid int) (found []Request, err error) {
 		}
 		_, zeros := strconv.ParseUint(value, 16, 32)
 		hasPersona := zeros == nil && strings.Trim(value, "0") != ""
-		if !hasPersona && policy == "" {
-			continue
-		}
 		status, err := ReadStatus(tid)
 		if err != nil {
 			continue // it has ended
@@ -159,6 +175,12 @@ func readRequests(pid int) (found []Request, err error) {
 		}
 		if policy != "" {
 			found = append(found, Request{What: requestThreadPolicy, TID: status.ImagePID(), Value: policy})
+		}
+		if mitigations[status.StoreBypass] != 0 {
+			found = append(found, Request{What: requestNoStoreBypass, TID: status.ImagePID(), Value: status.StoreBypass})
+		}
+		if mitigations[status.IndirectBranch] != 0 {
+			found = append(found, Request{What: requestNoIndirectBranch, TID: status.ImagePID(), Value: status.IndirectBranch})
 		}
 	}
 	merges, _ := ReadText(fmt.Sprintf("/proc/%d/ksm_stat", pid))

@@ -80,6 +80,7 @@ func TestSettingsThatNoDumpHasWrittenAreRefused(t *testing.T) {
 		"half a group":    {PID: 1, Sockets: []SocketSetting{{FD: 3, Option: "MCAST_JOIN_GROUP", Value: []byte{1}, Device: "lo"}}},
 		"unknown request": {PID: 1, Requests: []Request{{What: "exit"}}},
 		"personality":     {PID: 1, Requests: []Request{{What: requestPersonality, Value: "odd"}}},
+		"mitigation":      {PID: 1, Requests: []Request{{What: requestNoStoreBypass, Value: "vulnerable"}}},
 		"policy":          {PID: 1, Requests: []Request{{What: requestThreadPolicy, Value: "bind:5000"}}},
 		"half a page":     {PID: 1, Requests: []Request{{What: requestSeal, Range: Range{Start: 1, End: 4096}}}},
 		"backwards":       {PID: 1, Requests: []Request{{What: requestLockOnFault, Range: Range{Start: 8192, End: 4096}}}},

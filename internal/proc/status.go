@@ -33,6 +33,8 @@ type Status struct {
 	// uses, which several processes may have in common: a dump writes these. Locked is what is
 	// locked against paging. All are in bytes.
 	Anonymous, Shared, Locked uint64
+	// StoreBypass and IndirectBranch say what a thread may speculate about, in words of the kernel (PR_SET_SPECULATION_CTRL).
+	StoreBypass, IndirectBranch string
 }
 
 // SignalSet is a set of signals as /proc shows it, such as the signals with a handler.
@@ -122,6 +124,10 @@ func parseStatus(pid int, data []byte) (Status, error) {
 			s.UIDs, err = parseNumbers(value)
 		case "Gid":
 			s.GIDs, err = parseNumbers(value)
+		case "Speculation_Store_Bypass":
+			s.StoreBypass = value
+		case "SpeculationIndirectBranch":
+			s.IndirectBranch = value
 		case "RssAnon", "VmSwap":
 			var size uint64
 			size, err = parseSize(value)
