@@ -149,13 +149,28 @@ func awaitTurn(ctx context.Context, s *session.Session, criu *proc.Process, root
 		if !errors.Is(err, context.DeadlineExceeded) {
 			return err
 		}
-		if !lookIfCutOff(s.Dir(), root) {
+		if !lookIfCutOff(s.Dir(), root) || beginsNextStage(criu.PID) {
 			cutOff = 0
 		} else if cutOff++; cutOff == 20 { // two seconds: long enough for criu to start the next stage
 			return nil
 		}
 	}
 	return ctx.Err()
+}
+
+// beginsNextStage reports whether criu runs, or has begun a program that is our hook, or is about to become it: on a
+// busy machine that takes a while.
+func beginsNextStage(criu int) bool {
+	stat, err := proc.ThreadStat(criu, criu)
+	if err != nil || stat.State != "S" {
+		return err == nil
+	}
+	children, err := proc.Children(criu)
+	if err != nil {
+		return false
+	}
+	programs := []string{Executable(criu), Executable(os.Getpid())}
+	return slices.ContainsFunc(children, func(pid int) bool { return slices.Contains(programs, Executable(pid)) })
 }
 
 // lookIfCutOff reports whether criu has done its part of a restore and no hook is at work on ours. It
