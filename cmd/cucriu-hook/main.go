@@ -18,7 +18,6 @@ import (
 
 	"cucriu/hooks"
 	"cucriu/hooks/config"
-	"cucriu/internal/inspect"
 	"cucriu/internal/jobs/job"
 	"cucriu/internal/logging"
 	"cucriu/internal/quote"
@@ -94,7 +93,7 @@ func run(args []string) error {
 	if watches {
 		component = "watcher"
 	}
-	inspect.LimitOwnMemory()
+	self.LimitMemory()
 	hook, err := hooks.New(cfg, logging.New(cfg.Log, component), self.Path, "watch")
 	if err != nil {
 		return err

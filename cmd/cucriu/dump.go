@@ -15,7 +15,6 @@ import (
 
 	"cucriu/hooks"
 	"cucriu/hooks/checkpoint"
-	"cucriu/internal/inspect"
 	"cucriu/internal/self"
 	"cucriu/internal/units"
 )
@@ -87,7 +86,7 @@ func drive(cmd *cobra.Command, do func(context.Context, *hooks.Hook) (checkpoint
 	if err != nil {
 		return err
 	}
-	inspect.LimitOwnMemory()
+	self.LimitMemory()
 	p := newProgress(cmd)
 	hook.Progress = p.step
 	var result checkpoint.Result

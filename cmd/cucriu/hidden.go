@@ -8,11 +8,11 @@ import (
 
 	"cucriu/hooks"
 	"cucriu/hooks/checkpoint"
-	"cucriu/internal/inspect"
 	"cucriu/internal/jobs/files"
 	"cucriu/internal/jobs/inside"
 	"cucriu/internal/jobs/sandbox"
 	"cucriu/internal/migrate"
+	"cucriu/internal/self"
 )
 
 // The clocks of a time namespace can be set by the main thread only, and only here is it sure
@@ -28,7 +28,7 @@ func hiddenCommands() []*cobra.Command {
 	return append(asRoot(
 		// What a dump or restore starts as its watcher.
 		hidden("watch DIR", oneArgument("one session's directory"), withHook(func(_ *cobra.Command, hook *hooks.Hook, args []string) error {
-			inspect.LimitOwnMemory()
+			self.LimitMemory()
 			return hooks.Watch(hook, args[0])
 		})),
 	),
@@ -36,7 +36,7 @@ func hiddenCommands() []*cobra.Command {
 		inDirectory(sandbox.CommandUnshare, sandbox.Unshare), inDirectory(sandbox.CommandInit, sandbox.Init), inDirectory(sandbox.CommandKeep, sandbox.Keep),
 		// What works in a job's sandbox for the supervisor.
 		hidden(inside.Command, noArguments, withHook(func(cmd *cobra.Command, hook *hooks.Hook, _ []string) error {
-			inspect.LimitOwnMemory()
+			self.LimitMemory()
 			return inside.Serve(cmd.Context(), hook, os.Getenv("CUCRIU_CRIU"), os.Stdin, os.Stdout)
 		})),
 		// The first process of the sandbox of a trial restore.

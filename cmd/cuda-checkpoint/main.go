@@ -23,9 +23,9 @@ import (
 	"cucriu/cudackpt"
 	"cucriu/hooks/config"
 	"cucriu/hooks/preflight"
-	"cucriu/internal/inspect"
 	"cucriu/internal/logging"
 	"cucriu/internal/quote"
+	"cucriu/internal/self"
 	"cucriu/internal/session"
 	"cucriu/internal/version"
 )
@@ -155,7 +155,7 @@ func run() (status int) {
 		fmt.Fprintf(logging.Stderr(), "cuda-checkpoint: %v (see --help)\n", err)
 		return 2
 	}
-	inspect.LimitOwnMemory()
+	self.LimitMemory()
 	signal.Ignore(unix.SIGPIPE)
 	ctx, stop := signal.NotifyContext(context.Background(), unix.SIGINT, unix.SIGTERM, unix.SIGHUP)
 	defer stop()

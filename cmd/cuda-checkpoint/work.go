@@ -16,6 +16,7 @@ import (
 	"cucriu/internal/logging"
 	"cucriu/internal/proc"
 	"cucriu/internal/records"
+	"cucriu/internal/rundir"
 	"cucriu/internal/session"
 )
 
@@ -94,7 +95,7 @@ func (w *work) find() error {
 	parent, _ := proc.IdentOf(os.Getppid()) // it may be in another pid namespace
 	caller, _ := proc.ReadStatus(os.Getppid())
 	w.byCriu = caller.Name == "criu"
-	if journal.IsForeign(w.env.Config.RunDir) {
+	if rundir.IsForeign(w.env.Config.RunDir) {
 		return nil
 	}
 	s, err := journal.FindOpen(w.env.Config.RunDir, parent, []journal.Member{{Process: inspect.Process{Ident: w.id}}})
@@ -191,7 +192,7 @@ func (w *work) checkpoint(ctx context.Context) error {
 	if err := w.target.Checkpoint(ctx); err != nil {
 		return err
 	}
-	dir, err := journal.MakeDir(w.env.Config.RunDir, noteDir)
+	dir, err := rundir.Make(w.env.Config.RunDir, noteDir)
 	if err == nil && process.MemoryBytes != nil {
 		err = noteKind.Write(w.note(dir), process)
 	}

@@ -26,8 +26,8 @@ import (
 	"cucriu/hooks"
 	"cucriu/hooks/image"
 	"cucriu/internal/criuimage"
-	"cucriu/internal/journal"
 	"cucriu/internal/proc"
+	"cucriu/internal/rundir"
 	"cucriu/internal/session"
 )
 
@@ -122,7 +122,7 @@ func probe(ctx context.Context, env *session.Env, dir string, o ProbeOptions, us
 	} else if r.Options, err = image.ReadOptions(dir); err != nil {
 		return t, err
 	}
-	if r.Base, err = journal.MakeDir(env.Config.RunDir, noPlugins); err != nil {
+	if r.Base, err = rundir.Make(env.Config.RunDir, noPlugins); err != nil {
 		return t, err
 	}
 	open, err := os.Open(dir)

@@ -28,6 +28,7 @@ import (
 	"cucriu/internal/inspect"
 	"cucriu/internal/journal"
 	"cucriu/internal/proc"
+	"cucriu/internal/rundir"
 	"cucriu/internal/session"
 	"cucriu/internal/stages"
 )
@@ -169,7 +170,7 @@ func start(env *session.Env, kind journal.Kind, options Options, imagesDir strin
 		ImageDir: imagesDir, Client: &self, Checked: true, Hold: hold, Written: options.Written,
 		Compare: options.Compare, Base: options.Base, CopyAll: options.VerifyUnchanged,
 	}
-	empty, err := journal.MakeDir(env.Config.RunDir, noPlugins)
+	empty, err := rundir.Make(env.Config.RunDir, noPlugins)
 	if err != nil {
 		return nil, err
 	}
@@ -249,7 +250,7 @@ func (d *criuSession) prepareWorkDir() error {
 		}
 		return nil
 	}
-	logs, err := journal.MakeDir(d.env.Config.RunDir, "logs")
+	logs, err := rundir.Make(d.env.Config.RunDir, "logs")
 	if err != nil {
 		return err
 	}

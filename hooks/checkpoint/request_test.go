@@ -9,13 +9,14 @@ import (
 
 	"cucriu/hooks/config"
 	"cucriu/internal/journal"
+	"cucriu/internal/rundir"
 	"cucriu/internal/session"
 )
 
 // TestLogsInUseAreKept, whatever the clock says: it may have been set back since they were made.
 func TestLogsInUseAreKept(t *testing.T) {
 	env := session.Of(&config.Hook{Config: config.Config{RunDir: t.TempDir()}})
-	logs, err := journal.MakeDir(env.Config.RunDir, "logs")
+	logs, err := rundir.Make(env.Config.RunDir, "logs")
 	if err != nil {
 		t.Fatal(err)
 	}

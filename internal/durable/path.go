@@ -130,3 +130,23 @@ func RemoveDirs(made []string) {
 		_ = os.Remove(dir)
 	}
 }
+
+// Existing returns dir, or its nearest parent that exists if dir does not.
+func Existing(dir string) string {
+	for dir != "" {
+		_, err := os.Stat(dir)
+		absent := errors.Is(err, os.ErrNotExist) || errors.Is(err, unix.ENOTDIR) // its parent may be a file
+		if !absent || dir == filepath.Dir(dir) {
+			break
+		}
+		dir = filepath.Dir(dir)
+	}
+	return dir
+}
+
+// KeepsInMemory reports whether a file system, given by its magic number, keeps what is written
+// in memory and cannot give that memory back. The page cache of a disk can be given back, in a
+// control group too: there the writer waits for the disk.
+func KeepsInMemory(magic int64) bool {
+	return slices.Contains([]int64{unix.TMPFS_MAGIC, unix.RAMFS_MAGIC, unix.HUGETLBFS_MAGIC}, magic)
+}

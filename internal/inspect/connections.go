@@ -5,8 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"maps"
-	"net"
-	"net/netip"
 	"os"
 	"path/filepath"
 	"slices"
@@ -355,7 +353,7 @@ func (s *snapshot) addressFindings() (preflight.Findings, error) {
 	if len(ours) == 0 {
 		return nil, nil
 	}
-	own, err := OwnAddresses()
+	own, err := proc.OwnAddresses()
 	if err != nil {
 		return nil, err
 	}
@@ -372,19 +370,4 @@ func (s *snapshot) addressFindings() (preflight.Findings, error) {
 		}
 	}
 	return findings, nil
-}
-
-// OwnAddresses lists the IP addresses of this host.
-func OwnAddresses() ([]netip.Addr, error) {
-	known, err := net.InterfaceAddrs()
-	if err != nil {
-		return nil, fmt.Errorf("addresses of this host: %w", err)
-	}
-	var own []netip.Addr
-	for _, a := range known {
-		if prefix, err := netip.ParsePrefix(a.String()); err == nil {
-			own = append(own, prefix.Addr().Unmap())
-		}
-	}
-	return own, nil
 }

@@ -12,6 +12,7 @@ import (
 	"cucriu/criuutil"
 	"cucriu/cudackpt"
 	"cucriu/hooks/preflight"
+	"cucriu/internal/durable"
 	"cucriu/internal/proc"
 )
 
@@ -304,7 +305,7 @@ func (h Host) CheckJob(ctx context.Context, root int, imageDir string) (prefligh
 		return nil, err
 	}
 	open := sync.OnceValues(h.CheckpointDriver)
-	in, err := s.inspect(ctx, Existing(imageDir), nil, open)
+	in, err := s.inspect(ctx, durable.Existing(imageDir), nil, open)
 	if err != nil {
 		return nil, err
 	}

@@ -4,7 +4,6 @@ import (
 	"errors"
 	"fmt"
 	"os"
-	"path/filepath"
 	"runtime"
 	"slices"
 	"strconv"
@@ -233,17 +232,4 @@ func DirectoryFindings(dir string) preflight.Findings {
 		return preflight.Findings{preflight.Found(preflight.FindingImageDirectory, err)}
 	}
 	return nil
-}
-
-// Existing returns dir, or its nearest parent that exists if dir does not.
-func Existing(dir string) string {
-	for dir != "" {
-		_, err := os.Stat(dir)
-		absent := errors.Is(err, os.ErrNotExist) || errors.Is(err, unix.ENOTDIR) // its parent may be a file
-		if !absent || dir == filepath.Dir(dir) {
-			break
-		}
-		dir = filepath.Dir(dir)
-	}
-	return dir
 }

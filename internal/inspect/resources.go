@@ -4,8 +4,6 @@ import (
 	"errors"
 	"fmt"
 	"os"
-	"runtime"
-	"runtime/debug"
 	"slices"
 	"strings"
 
@@ -13,7 +11,9 @@ import (
 
 	"cucriu/hooks/preflight"
 	"cucriu/internal/agent"
+	"cucriu/internal/durable"
 	"cucriu/internal/proc"
+	"cucriu/internal/self"
 )
 
 // Room is the room that this host has for what a dump needs.
@@ -71,7 +71,7 @@ func (r Room) Judge(processes []Process) (preflight.Findings, error) {
 }
 
 func (r Room) judge(processes []Process) (preflight.Findings, error) {
-	image := memoryImage{writer: os.Getpid(), own: ownMemory()}
+	image := memoryImage{writer: os.Getpid(), own: self.DumpMemory()}
 	var stat unix.Statfs_t
 	need := r.ordinary
 	for i := range processes {
@@ -81,7 +81,7 @@ func (r Room) judge(processes []Process) (preflight.Findings, error) {
 		if err := unix.Statfs(r.imageDir, &stat); err != nil {
 			return nil, fmt.Errorf("free space of %s: %w", r.imageDir, err)
 		}
-		if KeepsInMemory(stat.Type) {
+		if durable.KeepsInMemory(stat.Type) {
 			image.bytes = need
 		}
 	}
@@ -119,26 +119,6 @@ type memoryImage struct {
 	bytes  uint64 // 0 for an image on a disk
 	writer int    // pid of who writes it, or of one in the same control groups, to which the pages are charged
 	own    uint64 // what the programs take that make the dump, in the same groups
-}
-
-// ownMemory returns how much memory criu, the hook, the watcher and the command take for a dump, in
-// bytes. They were measured at 17 MiB (9, 5 and 2, and what the kernel keeps for them), and each
-// thread that copies has two buffers. It is twice that, because a control group of cgroup v1 that is
-// nearly full of a file's pages kills rather than waits for the disk.
-func ownMemory() uint64 { return 2*(17<<20) + uint64(min(runtime.NumCPU(), 32))<<20 }
-
-// LimitOwnMemory has this process collect its garbage before it takes more than a dump counts with.
-func LimitOwnMemory() {
-	if os.Getenv("GOMEMLIMIT") == "" {
-		debug.SetMemoryLimit(int64(ownMemory()))
-	}
-}
-
-// KeepsInMemory reports whether a file system, given by its magic number, keeps what is written
-// in memory and cannot give that memory back. The page cache of a disk can be given back, in a
-// control group too: there the writer waits for the disk.
-func KeepsInMemory(magic int64) bool {
-	return slices.Contains([]int64{unix.TMPFS_MAGIC, unix.RAMFS_MAGIC, unix.HUGETLBFS_MAGIC}, magic)
 }
 
 // groupNeed is what a dump takes of a control group's memory, in bytes.

@@ -17,8 +17,8 @@ import (
 	"cucriu/internal/jobs/inside"
 	"cucriu/internal/jobs/job"
 	"cucriu/internal/jobs/sandbox"
-	"cucriu/internal/journal"
 	"cucriu/internal/proc"
+	"cucriu/internal/rundir"
 )
 
 // firstPID is where the pids of a job begin. Those below are for the sandbox's own programs.
@@ -293,7 +293,7 @@ func (s *starter) makeSandbox(how func(dir, runDir string) error) error {
 	if err != nil {
 		return err
 	}
-	runDir := filepath.Join(s.runDir, journal.InnerName)
+	runDir := filepath.Join(s.runDir, rundir.Inner)
 	if err := os.RemoveAll(runDir); err != nil {
 		return err
 	}

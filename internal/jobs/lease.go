@@ -21,8 +21,8 @@ import (
 	"cucriu/internal/imagedir"
 	"cucriu/internal/jobs/sandbox"
 	"cucriu/internal/jobs/store"
-	"cucriu/internal/journal"
 	"cucriu/internal/proc"
+	"cucriu/internal/rundir"
 )
 
 // lease is the right to run the job of a directory. It is taken in this order, and each mark is there
@@ -176,7 +176,7 @@ func isEnding(pid int) bool {
 // of a job at the same path that does not run does not count for one of another path.
 func findKnown(runDir, dir string, where []string) (folder string, known Local, err error) {
 	own := localDir(runDir, dir)
-	folders, err := entries(filepath.Join(runDir, journal.JobsName), "")
+	folders, err := entries(filepath.Join(runDir, rundir.Jobs), "")
 	for _, f := range folders {
 		l, err := readLocal(f)
 		if errors.Is(err, fs.ErrNotExist) {

@@ -19,6 +19,7 @@ import (
 	"cucriu/internal/journal"
 	"cucriu/internal/proc"
 	"cucriu/internal/records"
+	"cucriu/internal/rundir"
 	"cucriu/internal/units"
 )
 
@@ -181,11 +182,11 @@ func noteSuspended(runDir string, all []Local) {
 }
 
 // localDir is the folder of a job in the run directory.
-func localDir(runDir, dir string) string { return filepath.Join(runDir, journal.JobsName, Key(dir)) }
+func localDir(runDir, dir string) string { return filepath.Join(runDir, rundir.Jobs, Key(dir)) }
 
 // Locals returns the long jobs of this host, by name.
 func Locals(runDir string) ([]Local, error) {
-	found, err := entries(filepath.Join(runDir, journal.JobsName), "")
+	found, err := entries(filepath.Join(runDir, rundir.Jobs), "")
 	if err != nil {
 		return nil, fmt.Errorf("run directory: %w", err)
 	}
@@ -213,7 +214,7 @@ func Locals(runDir string) ([]Local, error) {
 // Involving finds the long job that a process belongs to or, with below, that is below it, and says so; nil
 // if there is none. It reads no directory of a job, whose disk may hang.
 func Involving(runDir string, pid int, below bool) (l *Local, meaning string, err error) {
-	folders, err := entries(filepath.Join(runDir, journal.JobsName), "")
+	folders, err := entries(filepath.Join(runDir, rundir.Jobs), "")
 	under, _ := proc.Tree(pid)
 	for _, folder := range folders {
 		l, err := readLocal(folder)
@@ -264,7 +265,7 @@ func readLocal(folder string) (Local, error) {
 		}
 	}
 	if l.alive {
-		l.paused, _ = inside.IsPaused(filepath.Join(folder, journal.InnerName))
+		l.paused, _ = inside.IsPaused(filepath.Join(folder, rundir.Inner))
 	}
 	conn, err := dial(folder)
 	if err == nil {

@@ -11,9 +11,9 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"cucriu/internal/fault"
 	"cucriu/internal/proc"
 	"cucriu/internal/records"
+	"cucriu/internal/rundir"
 )
 
 // List returns all sessions of the run directory, the oldest first. It leaves out one that is just being
@@ -27,7 +27,7 @@ func List(runDir string) ([]*Session, error) {
 // list also returns the error of an open session that a newer cucriu has written: its processes are
 // not known here.
 func list(runDir string) (sessions []*Session, newer, err error) {
-	dirs, err := Dirs(filepath.Join(runDir, sessionsName))
+	dirs, err := Dirs(filepath.Join(runDir, rundir.Sessions))
 	if err != nil {
 		return nil, nil, err
 	}
@@ -112,7 +112,7 @@ func cloneOf(v reflect.Value) reflect.Value {
 	return clone
 }
 
-// Dirs returns the directories of all sessions. sessions is the directory that [MakeSessionsDir] returns.
+// Dirs returns the directories of all sessions. sessions is the directory that [rundir.MakeSessions] returns.
 func Dirs(sessions string) ([]string, error) {
 	entries, err := os.ReadDir(sessions)
 	if err != nil && !errors.Is(err, os.ErrNotExist) {
@@ -178,7 +178,7 @@ func ownOf(members []Member) []proc.Ident {
 
 // In reports whether the session is in this run directory.
 func (s *Session) In(runDir string) bool {
-	return filepath.Dir(s.dir) == filepath.Join(runDir, sessionsName)
+	return filepath.Dir(s.dir) == filepath.Join(runDir, rundir.Sessions)
 }
 
 // FindHold finds the session that holds processes under a name. It is [os.ErrNotExist] if there is
@@ -218,7 +218,7 @@ func (s *Session) Shares(members []Member) bool {
 // tidy removes the oldest closed sessions, and those that were killed before they had a journal. The
 // caller holds the lock under which sessions are made.
 func tidy(runDir string, all []*Session) error {
-	dirs, err := Dirs(filepath.Join(runDir, sessionsName))
+	dirs, err := Dirs(filepath.Join(runDir, rundir.Sessions))
 	if err != nil {
 		return err
 	}
@@ -247,16 +247,10 @@ func tidy(runDir string, all []*Session) error {
 	return nil
 }
 
-const sessionsName = "sessions" // in the run directory
-
-// JobsName is the folder of the long jobs in the run directory. Each has a folder there, and in that,
-// called InnerName, the run directory of its sandbox. Host and sandbox see both.
-const JobsName, InnerName = "jobs", "run"
-
 // outer returns the run directory of the host of a sandbox's run directory, "" for any other.
 func outer(runDir string) string {
 	folder := filepath.Dir(runDir)
-	if filepath.Base(runDir) != InnerName || filepath.Base(filepath.Dir(folder)) != JobsName {
+	if filepath.Base(runDir) != rundir.Inner || filepath.Base(filepath.Dir(folder)) != rundir.Jobs {
 		return ""
 	}
 	return filepath.Dir(filepath.Dir(folder))
@@ -273,9 +267,9 @@ func lockPath(runDir string) string {
 // related lists the other run directories that may have sessions of the same processes.
 func related(runDir string) []string {
 	var dirs []string
-	jobs, _ := os.ReadDir(filepath.Join(runDir, JobsName)) // there may be none
+	jobs, _ := os.ReadDir(filepath.Join(runDir, rundir.Jobs)) // there may be none
 	for _, job := range jobs {
-		dir := filepath.Join(runDir, JobsName, job.Name(), InnerName)
+		dir := filepath.Join(runDir, rundir.Jobs, job.Name(), rundir.Inner)
 		if _, err := os.Lstat(dir); err == nil {
 			dirs = append(dirs, dir)
 		}
@@ -286,58 +280,7 @@ func related(runDir string) []string {
 	return dirs
 }
 
-// MakeSessionsDir makes the run directory, mode 0700 and owned by this user, and returns the directory
-// of the sessions in it.
-func MakeSessionsDir(runDir string) (string, error) {
-	dir := filepath.Join(runDir, sessionsName)
-	err := os.MkdirAll(dir, 0o700)
-	if errors.Is(err, unix.ENOTDIR) {
-		return "", fault.Because(err, fmt.Sprintf("run directory %s is not a directory", runDir), "set CUCRIU_RUN_DIR to another one")
-	}
-	if readOnly := unix.Access(dir, unix.W_OK); err == nil && errors.Is(readOnly, unix.EROFS) {
-		err = &os.PathError{Op: "write", Path: dir, Err: readOnly}
-	}
-	if err != nil {
-		return "", fmt.Errorf("run directory: %w: set CUCRIU_RUN_DIR to a writable directory", err)
-	}
-	for _, d := range []string{runDir, dir} {
-		var stat unix.Stat_t
-		if err := unix.Lstat(d, &stat); err != nil {
-			return "", fmt.Errorf("run directory %s: %w", d, err)
-		}
-		if stat.Mode&unix.S_IFMT != unix.S_IFDIR || int(stat.Uid) != os.Geteuid() {
-			return "", fault.Because(os.ErrPermission, fmt.Sprintf("run directory %s is not a directory of user %d", d, os.Geteuid()), "set CUCRIU_RUN_DIR to another one")
-		}
-		if stat.Mode&0o022 != 0 {
-			return "", fault.Because(os.ErrPermission, fmt.Sprintf("run directory %s has mode %04o", d, stat.Mode&0o7777), "chmod 0700 "+d)
-		}
-	}
-	return dir, nil
-}
-
-// MakeDir makes a directory in the run directory, for other things than sessions.
-func MakeDir(runDir, name string) (string, error) {
-	if _, err := MakeSessionsDir(runDir); err != nil {
-		return "", err
-	}
-	dir := filepath.Join(runDir, name)
-	if err := os.MkdirAll(dir, 0o700); err != nil {
-		return "", fmt.Errorf("run directory: %w", err)
-	}
-	return dir, nil
-}
-
-// IsForeign reports whether this program does not run as root and may not use the run directory. Then
-// nothing in it is about what this program dumps.
-func IsForeign(runDir string) bool {
-	if os.Geteuid() == 0 {
-		return false
-	}
-	_, err := MakeSessionsDir(runDir)
-	return errors.Is(err, os.ErrPermission)
-}
-
 // Path returns the directory of a criu's session.
 func Path(runDir string, kind Kind, criu proc.Ident) string {
-	return filepath.Join(runDir, sessionsName, fmt.Sprintf("%s-%d-%d", kind, criu.PID, criu.StartTime))
+	return filepath.Join(runDir, rundir.Sessions, fmt.Sprintf("%s-%d-%d", kind, criu.PID, criu.StartTime))
 }

@@ -13,6 +13,7 @@ import (
 	"cucriu/hooks/preflight"
 	"cucriu/internal/proc"
 	"cucriu/internal/records"
+	"cucriu/internal/rundir"
 )
 
 const (
@@ -67,7 +68,7 @@ func KeepRefusal(runDir string, r Refusal) error {
 	if os.Geteuid() != 0 {
 		return nil
 	}
-	if _, err := MakeSessionsDir(runDir); err != nil {
+	if _, err := rundir.MakeSessions(runDir); err != nil {
 		return err
 	}
 	changing := flock.New(filepath.Join(runDir, "lock"))

@@ -18,6 +18,7 @@ import (
 	"cucriu/hooks/timeline"
 	"cucriu/internal/fault"
 	"cucriu/internal/proc"
+	"cucriu/internal/rundir"
 )
 
 const (
@@ -66,7 +67,7 @@ func requireRoom(runDir string) error {
 func Create(runDir string, record Record, begun time.Duration) (*Session, error) {
 	s := &Session{Record: record}
 	s.Version = recordVersion
-	if _, err := MakeSessionsDir(runDir); err != nil {
+	if _, err := rundir.MakeSessions(runDir); err != nil {
 		return nil, err
 	}
 	if err := requireRoom(runDir); err != nil {

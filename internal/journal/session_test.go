@@ -21,6 +21,7 @@ import (
 	"cucriu/internal/pages"
 	"cucriu/internal/proc"
 	"cucriu/internal/records"
+	"cucriu/internal/rundir"
 )
 
 // ident makes the identity of a process of this pid namespace.
@@ -93,7 +94,7 @@ func TestTheRunDirectoryMustBeOurs(t *testing.T) {
 		},
 	} {
 		dir := filepath.Join(t.TempDir(), "run")
-		if _, err := MakeSessionsDir(dir); err != nil {
+		if _, err := rundir.MakeSessions(dir); err != nil {
 			t.Fatal(err)
 		}
 		if info, err := os.Stat(dir); err != nil || info.Mode().Perm() != 0o700 {
@@ -102,7 +103,7 @@ func TestTheRunDirectoryMustBeOurs(t *testing.T) {
 		if err := spoil(dir); err != nil {
 			t.Fatal(err)
 		}
-		if _, err := MakeSessionsDir(dir); err == nil {
+		if _, err := rundir.MakeSessions(dir); err == nil {
 			t.Errorf("%s: accepted", name)
 		}
 	}
@@ -333,7 +334,7 @@ func TestASessionOfANewerVersionIsLeftToIt(t *testing.T) {
 // TestASessionThatCannotBeReadIsNotTakenForNone: somebody would believe that a job was never held.
 func TestASessionThatCannotBeReadIsNotTakenForNone(t *testing.T) {
 	runDir := t.TempDir()
-	sessions, err := MakeSessionsDir(runDir)
+	sessions, err := rundir.MakeSessions(runDir)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -396,7 +397,7 @@ func TestAListedSessionIsTheCallersOwn(t *testing.T) {
 // TestSandboxesAreFoundBelowAnyPath, also below one that looks like a pattern.
 func TestSandboxesAreFoundBelowAnyPath(t *testing.T) {
 	host := filepath.Join(t.TempDir(), "run [1]*")
-	inner := filepath.Join(host, JobsName, "job", InnerName)
+	inner := filepath.Join(host, rundir.Jobs, "job", rundir.Inner)
 	if err := os.MkdirAll(inner, 0o700); err != nil {
 		t.Fatal(err)
 	}

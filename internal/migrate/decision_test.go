@@ -15,8 +15,8 @@ import (
 	"cucriu/hooks/config"
 	"cucriu/internal/jobs"
 	"cucriu/internal/jobs/store"
-	"cucriu/internal/journal"
 	"cucriu/internal/migrate/commit"
+	"cucriu/internal/rundir"
 	"cucriu/internal/testenv"
 )
 
@@ -69,7 +69,7 @@ func TestAJobThatRunsHereHasNotLeft(t *testing.T) {
 	if err := errors.Join(m.Write(dir), jobs.NoteLocal(hook.Config.RunDir, dir, jobs.StateRunning)); err != nil {
 		t.Fatal(err)
 	}
-	folder := filepath.Join(hook.Config.RunDir, journal.JobsName, jobs.Key(dir))
+	folder := filepath.Join(hook.Config.RunDir, rundir.Jobs, jobs.Key(dir))
 	alive, err := os.OpenFile(filepath.Join(folder, "alive"), os.O_RDWR|os.O_CREATE, 0o600)
 	if err == nil {
 		err = unix.Flock(int(alive.Fd()), unix.LOCK_EX) // as the first process of a sandbox has it

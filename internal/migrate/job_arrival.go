@@ -15,7 +15,6 @@ import (
 	"cucriu/internal/durable"
 	"cucriu/internal/first"
 	"cucriu/internal/guest"
-	"cucriu/internal/inspect"
 	"cucriu/internal/jobs"
 	"cucriu/internal/jobs/store"
 	"cucriu/internal/migrate/commit"
@@ -199,7 +198,7 @@ func (d *jobArrival) welcome(m wire.Message) error {
 			return preflight.AsRefusal(err)
 		}
 	}
-	room, err := prepare.Free(inspect.Existing(d.dir))
+	room, err := prepare.Free(durable.Existing(d.dir))
 	if err == nil && room < d.of.Bytes && len(has.Have) == 0 {
 		err = fmt.Errorf("the job's newest checkpoint has %d bytes, but the disk of %s has room for %d only", d.of.Bytes, d.dir, room)
 	}

@@ -20,12 +20,12 @@ import (
 	"cucriu/hooks/timeline"
 	"cucriu/internal/criuimage"
 	"cucriu/internal/imagedir"
-	"cucriu/internal/journal"
 	"cucriu/internal/migrate/commit"
 	"cucriu/internal/migrate/delta"
 	"cucriu/internal/migrate/prepare"
 	"cucriu/internal/netlock"
 	"cucriu/internal/proc"
+	"cucriu/internal/rundir"
 )
 
 // treeSource is the source's side of the migration of a process tree.
@@ -82,7 +82,7 @@ func (s *treeSource) prepare(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	if _, err := journal.MakeSessionsDir(s.hook.Config.RunDir); err != nil {
+	if _, err := rundir.MakeSessions(s.hook.Config.RunDir); err != nil {
 		return err
 	}
 	o := &s.options

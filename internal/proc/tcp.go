@@ -58,3 +58,18 @@ func addrPort(ip net.IP, port uint64) netip.AddrPort {
 	address, _ := netip.AddrFromSlice(ip)
 	return netip.AddrPortFrom(address.Unmap(), uint16(port))
 }
+
+// OwnAddresses lists the IP addresses of this host.
+func OwnAddresses() ([]netip.Addr, error) {
+	known, err := net.InterfaceAddrs()
+	if err != nil {
+		return nil, fmt.Errorf("addresses of this host: %w", err)
+	}
+	var own []netip.Addr
+	for _, a := range known {
+		if prefix, err := netip.ParsePrefix(a.String()); err == nil {
+			own = append(own, prefix.Addr().Unmap())
+		}
+	}
+	return own, nil
+}

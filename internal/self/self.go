@@ -1,5 +1,5 @@
-// Package self starts this program again: the file that runs, which another one may have replaced at
-// its path since (an upgrade).
+// Package self is about this program. It starts it again: the file that runs, which another one may have replaced at
+// its path since (an upgrade). And it limits the memory that it takes for a dump.
 package self
 
 import (

@@ -12,6 +12,7 @@ import (
 	"cucriu/internal/inspect"
 	"cucriu/internal/journal"
 	"cucriu/internal/proc"
+	"cucriu/internal/rundir"
 )
 
 // Env is what a program works with, with its defaults: see [config.Hook].
@@ -57,7 +58,7 @@ func (env *Env) ExplainTaken(imageDir string, taken preflight.Findings) prefligh
 // session, for a while.
 func (env *Env) SessionFindings(root int) (preflight.Findings, error) {
 	runDir := env.Config.RunDir
-	if journal.IsForeign(runDir) {
+	if rundir.IsForeign(runDir) {
 		return nil, nil
 	}
 	members, err := MembersOfTree(root)

@@ -15,6 +15,7 @@ import (
 	"cucriu/internal/failpoint"
 	"cucriu/internal/journal"
 	"cucriu/internal/proc"
+	"cucriu/internal/rundir"
 )
 
 // Session is a session of the journal that this program is at work on.
@@ -50,10 +51,10 @@ func (env *Env) TakeOn(s *journal.Session, by string) *Session {
 // LatestSessionOf finds and locks the latest session of a running criu, open or over; nil if there is
 // none. If somebody is at work on it, it waits, or without wait fails with [journal.ErrBusy].
 func LatestSessionOf(env *Env, kind journal.Kind, criu proc.Ident, by string, wait bool) (*Session, error) {
-	if journal.IsForeign(env.Config.RunDir) {
+	if rundir.IsForeign(env.Config.RunDir) {
 		return nil, nil
 	}
-	if _, err := journal.MakeSessionsDir(env.Config.RunDir); err != nil {
+	if _, err := rundir.MakeSessions(env.Config.RunDir); err != nil {
 		return nil, err
 	}
 	dir := journal.Path(env.Config.RunDir, kind, criu)

@@ -19,6 +19,7 @@ import (
 	"cucriu/internal/journal"
 	"cucriu/internal/pages"
 	"cucriu/internal/proc"
+	"cucriu/internal/rundir"
 	"cucriu/internal/session"
 	"cucriu/internal/watch"
 )
@@ -352,7 +353,7 @@ func (d *dump) countOOMKills() {
 // watcher needs a moment. In no other case is a paused container thawed before it is inspected.
 func (d *dump) awaitEarlier(ctx context.Context) error {
 	members, err := session.MembersOfTree(d.Root)
-	if err != nil || journal.IsForeign(d.Config.RunDir) {
+	if err != nil || rundir.IsForeign(d.Config.RunDir) {
 		return err
 	}
 	for pause := 10 * time.Millisecond; ; pause = min(2*pause, 200*time.Millisecond) { // there is no event to wait for

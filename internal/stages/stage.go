@@ -20,6 +20,7 @@ import (
 	"cucriu/internal/inspect"
 	"cucriu/internal/journal"
 	"cucriu/internal/proc"
+	"cucriu/internal/rundir"
 	"cucriu/internal/session"
 )
 
@@ -179,7 +180,7 @@ func Serve(ctx context.Context, env *session.Env, criu *criuutil.Criu, stage Sta
 // servedByClient reports whether another process serves a running criu over RPC, as the latest session
 // of this criu has it.
 func servedByClient(runDir string, criu proc.Ident) (bool, error) {
-	if journal.IsForeign(runDir) {
+	if rundir.IsForeign(runDir) {
 		return false, nil
 	}
 	all, err := journal.List(runDir)

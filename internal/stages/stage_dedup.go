@@ -11,10 +11,10 @@ import (
 
 	"cucriu/criuutil"
 	"cucriu/internal/durable"
-	"cucriu/internal/journal"
 	"cucriu/internal/pages"
 	"cucriu/internal/proc"
 	"cucriu/internal/records"
+	"cucriu/internal/rundir"
 	"cucriu/internal/session"
 )
 
@@ -86,7 +86,7 @@ func once(env *session.Env, criu *criuutil.Criu, stage Stage, do func() error) e
 // stageFile names the file in which the latest call by a criu is written down. It removes the files of
 // those criu processes that are gone.
 func stageFile(runDir string, criu proc.Ident) (string, error) {
-	dir, err := journal.MakeDir(runDir, "stages")
+	dir, err := rundir.Make(runDir, "stages")
 	if err != nil {
 		return "", err
 	}

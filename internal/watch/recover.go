@@ -11,6 +11,7 @@ import (
 
 	"cucriu/internal/journal"
 	"cucriu/internal/proc"
+	"cucriu/internal/rundir"
 	"cucriu/internal/session"
 )
 
@@ -27,7 +28,7 @@ func Recover(ctx context.Context, env *session.Env) ([]*journal.Session, error) 
 }
 
 func sessionDirs(env *session.Env) ([]string, error) {
-	sessions, err := journal.MakeSessionsDir(env.Config.RunDir)
+	sessions, err := rundir.MakeSessions(env.Config.RunDir)
 	if err != nil {
 		return nil, err
 	}
@@ -94,7 +95,7 @@ func atWork(s *journal.Record, who string) *AtWorkError {
 // RecoverFirst restores orphaned jobs before another session begins: the job of that session may be
 // among them. What cannot be restored at once is left to cucriu recover.
 func RecoverFirst(ctx context.Context, env *session.Env) {
-	if journal.IsForeign(env.Config.RunDir) {
+	if rundir.IsForeign(env.Config.RunDir) {
 		return
 	}
 	ctx, cancel := context.WithTimeout(ctx, env.Config.Lock.Timeout)

@@ -7,7 +7,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"cucriu/hooks/preflight"
-	"cucriu/internal/inspect"
+	"cucriu/internal/durable"
 	"cucriu/internal/proc"
 	"cucriu/internal/units"
 )
@@ -45,7 +45,7 @@ func (r Room) findings(j *Job, end direction) (findings preflight.Findings, ahea
 // themselves, with what is on the GPUs in their memory, or in the watcher's.
 func roomFindings(j *Job, dir string, end direction, images uint64) (preflight.Findings, error) {
 	image := images * (j.HostBytes() + j.GPUBytes())
-	dir = inspect.Existing(dir)
+	dir = durable.Existing(dir)
 	var stat unix.Statfs_t
 	if err := unix.Statfs(dir, &stat); err != nil {
 		return nil, fmt.Errorf("free space of %s: %w", dir, err)
@@ -54,7 +54,7 @@ func roomFindings(j *Job, dir string, end direction, images uint64) (preflight.F
 	if end == arriving {
 		need += j.HostBytes()
 	}
-	inMemory := inspect.KeepsInMemory(int64(stat.Type))
+	inMemory := durable.KeepsInMemory(int64(stat.Type))
 	if inMemory {
 		need += image
 	}
@@ -108,7 +108,7 @@ func Free(dir string) (int64, error) {
 		return 0, fmt.Errorf("%s: %w", dir, err)
 	}
 	room := int64(fs.Bavail) * fs.Bsize
-	if !inspect.KeepsInMemory(int64(fs.Type)) {
+	if !durable.KeepsInMemory(int64(fs.Type)) {
 		return room, nil
 	}
 	memory, err := (proc.System{}).AvailableMemory()

@@ -7,7 +7,6 @@ import (
 	"slices"
 
 	"cucriu/hooks/preflight"
-	"cucriu/internal/inspect"
 	"cucriu/internal/proc"
 )
 
@@ -68,7 +67,7 @@ func portFindings(j *Job, tcp TCP) (preflight.Findings, error) {
 	if j.Own.Network {
 		return nil, nil
 	}
-	own, err := inspect.OwnAddresses()
+	own, err := proc.OwnAddresses()
 	if err != nil {
 		return nil, err
 	}
