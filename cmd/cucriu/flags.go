@@ -21,7 +21,7 @@ import (
 	"cucriu/hooks/config"
 	"cucriu/hooks/preflight"
 	"cucriu/internal/gpumap"
-	"cucriu/internal/inspect"
+	"cucriu/internal/inventory"
 	"cucriu/internal/migrate"
 	"cucriu/internal/proc"
 	"cucriu/internal/quote"
@@ -144,7 +144,7 @@ func cudaProcesses(patience time.Duration) (all []string) {
 		pids, _ := proc.All()
 		slices.Sort(pids)
 		for _, pid := range pids {
-			if maps, err := inspect.MapsLibcuda(pid); err != nil || !maps {
+			if maps, err := inventory.MapsLibcuda(pid); err != nil || !maps {
 				continue
 			}
 			status, err := proc.ReadStatus(pid)

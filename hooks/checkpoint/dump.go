@@ -15,7 +15,7 @@ import (
 	"cucriu/hooks/preflight"
 	"cucriu/internal/durable"
 	"cucriu/internal/imagedir"
-	"cucriu/internal/inspect"
+	"cucriu/internal/inventory"
 	"cucriu/internal/journal"
 	"cucriu/internal/proc"
 	"cucriu/internal/session"
@@ -117,8 +117,11 @@ func Dump(ctx context.Context, hook *hooks.Hook, dir string, options Options) (R
 	d.stage.Prefetched, d.stage.Claim, d.stage.ImagePath = prefetched, partial.Claim, partial.Path()
 	if relinks {
 		d.stage.Stopped = func() error {
-			removed, err := inspect.RemovedNames(int(options.RPC.GetPid()))
-			return errors.Join(err, names.give(removed))
+			truth, err := inventory.Truth(int(options.RPC.GetPid()))
+			if err != nil {
+				return err
+			}
+			return names.give(truth.RemovedNames())
 		}
 	}
 	leavesRunning := d.criu.LeaveRunning || d.criu.LeaveStopped

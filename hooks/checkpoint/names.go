@@ -12,6 +12,7 @@ import (
 
 	"cucriu/hooks/preflight"
 	"cucriu/internal/inspect"
+	"cucriu/internal/inventory"
 )
 
 // deleted is what the kernel appends to a name that was removed.
@@ -40,14 +41,14 @@ func (g *relinkedFiles) settle(keep bool) {
 }
 
 // give gives the names that are not given yet.
-func (g *relinkedFiles) give(removed []inspect.RemovedName) error {
+func (g *relinkedFiles) give(removed []inventory.RemovedName) error {
 	for _, name := range removed {
 		settleOne, err := relink(name)
 		if errors.Is(err, os.ErrExist) {
 			continue // by another process of the tree; or a stranger's file, and criu says so
 		}
 		if errors.Is(err, os.ErrNotExist) {
-			if err := g.refuse(name.Unlinkable()); err != nil {
+			if err := g.refuse(inspect.Unlinkable(name)); err != nil {
 				return err
 			}
 			continue
@@ -64,7 +65,7 @@ func (g *relinkedFiles) give(removed []inspect.RemovedName) error {
 
 // relink links a file to the name that the kernel tells of it. No link on the way is followed:
 // whoever may have put one there has fewer rights than we.
-func relink(name inspect.RemovedName) (settle func(keep bool) error, err error) {
+func relink(name inventory.RemovedName) (settle func(keep bool) error, err error) {
 	top, err := unix.Open(filepath.Join("/proc", strconv.Itoa(name.PID), "root"), unix.O_PATH|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
 	if err != nil {
 		return nil, err

@@ -14,6 +14,7 @@ import (
 	"cucriu/hooks/image"
 	"cucriu/hooks/preflight"
 	"cucriu/internal/inspect"
+	"cucriu/internal/inventory"
 	"cucriu/internal/proc"
 	"cucriu/internal/session"
 )
@@ -21,7 +22,9 @@ import (
 // addNeeds finds the options that the tree needs, and adds those to the request that are not in it.
 // record is for the image, so that the restore needs none of them; nil if there is nothing to be
 // recorded. removed are for [relinkedFiles]. It refuses what no option helps against.
-func addNeeds(ctx context.Context, env *session.Env, options *Options) (needs []preflight.Need, record *image.Options, removed []inspect.RemovedName, err error) {
+func addNeeds(ctx context.Context, env *session.Env, options *Options) (
+	needs []preflight.Need, record *image.Options, removed []inventory.RemovedName, err error,
+) {
 	if options.ByHand {
 		return nil, nil, nil, nil
 	}

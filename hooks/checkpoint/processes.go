@@ -15,6 +15,7 @@ import (
 	"cucriu/hooks/preflight"
 	"cucriu/internal/engine"
 	"cucriu/internal/inspect"
+	"cucriu/internal/inventory"
 	"cucriu/internal/journal"
 	"cucriu/internal/proc"
 	"cucriu/internal/session"
@@ -58,7 +59,7 @@ func Processes(ctx context.Context, hook *hooks.Hook) ([]CUDAProcess, error) {
 	var pids []int
 	for _, proc := range all {
 		// Leave out a process that has ended or is another user's.
-		if uses, err := inspect.MapsLibcuda(proc.PID); err == nil && uses && proc.PID != os.Getpid() {
+		if uses, err := inventory.MapsLibcuda(proc.PID); err == nil && uses && proc.PID != os.Getpid() {
 			pids = append(pids, proc.PID)
 		}
 	}

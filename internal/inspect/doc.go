@@ -5,7 +5,7 @@
 // [Tree] looks at a whole job. [Host] looks at the machine, and at what it would do with an image.
 // What shows only in a running or locked process is found by [Measure], [Losses] and [StateFindings].
 //
-// snapshot.go reads what processes have open and mapped, once for all that judge them. judges.go has
+// What processes have open and mapped is read by package inventory, once for all that judge them. judges.go has
 // what the root of a tree and an image directory must be, and the table of what is looked for in each
 // process; what does so is in undumpable.go if criu refuses it, and in unrestorable.go if criu dumps it
 // and never restores it. holder.go is about processes that hold GPU devices without CUDA,

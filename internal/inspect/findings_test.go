@@ -10,6 +10,7 @@ import (
 
 	"cucriu/cudackpt"
 	"cucriu/hooks/preflight"
+	"cucriu/internal/inventory"
 	"cucriu/internal/proc"
 )
 
@@ -29,14 +30,11 @@ func severities(findings preflight.Findings) string {
 // TestACancelledInspectionFindsNothing: what the driver did not answer then says nothing about a process.
 func TestACancelledInspectionFindsNothing(t *testing.T) {
 	signalled, failed := errors.New("got SIGINT"), errors.New("the driver does not answer")
-	status, err := proc.ReadStatus(os.Getpid())
-	if err != nil {
-		t.Fatal(err)
-	}
 	for _, cancels := range []bool{false, true} {
 		ctx, cancel := context.WithCancelCause(t.Context())
-		l := &look{pid: os.Getpid(), status: status, uses: driverUse{libcuda: true, devices: []string{"/dev/nvidia0"}}}
-		p, err := l.askDriver(ctx, func() (*cudackpt.Driver, error) {
+		of := &inventory.Process{PID: os.Getpid()}
+		held := inventory.DriverUse{Libcuda: true, Devices: []string{"/dev/nvidia0"}}
+		p, err := askDriver(ctx, of, held, func() (*cudackpt.Driver, error) {
 			if cancels {
 				cancel(signalled)
 			}

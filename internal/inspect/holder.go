@@ -6,16 +6,15 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
-	"regexp"
 	"slices"
 	"strconv"
-	"strings"
 
 	"golang.org/x/sys/unix"
 
 	"cucriu/cudackpt"
 	"cucriu/hooks/preflight"
 	"cucriu/internal/inject"
+	"cucriu/internal/inventory"
 	"cucriu/internal/proc"
 )
 
@@ -28,7 +27,7 @@ import (
 type Holder struct {
 	proc.Ident
 	Name string
-	held driverUse
+	held inventory.DriverUse
 }
 
 // about returns the finding, marked as one about this process.
@@ -38,12 +37,12 @@ func (h *Holder) about(f preflight.Finding) preflight.Finding {
 }
 
 // Mappings returns the memory at which device files are mapped.
-func (h *Holder) Mappings() []proc.Range { return h.held.mappings }
+func (h *Holder) Mappings() []proc.Range { return h.held.Mappings }
 
 // Descriptors returns the descriptors of device files.
 func (h *Holder) Descriptors() ([]inject.Descriptor, error) {
-	descriptors := make([]inject.Descriptor, len(h.held.descriptors))
-	for i, fd := range h.held.descriptors {
+	descriptors := make([]inject.Descriptor, len(h.held.Descriptors))
+	for i, fd := range h.held.Descriptors {
 		info, err := proc.ReadDescriptor(h.PID, strconv.Itoa(fd))
 		if err != nil {
 			return nil, err
@@ -53,73 +52,12 @@ func (h *Holder) Descriptors() ([]inject.Descriptor, error) {
 	return descriptors, nil
 }
 
-// driverUse is what a process holds of the NVIDIA driver.
-type driverUse struct {
-	libcuda     bool         // a libcuda is mapped; without it this cannot be a CUDA process
-	devices     []string     // device files, open or mapped
-	descriptors []int        // of device files
-	mappings    []proc.Range // of device files; neighbours are joined
-	openers     []string     // mapped libraries of NVIDIA's, besides libcuda, that open device files by themselves
-	hwloc       bool         // hwloc is mapped, which looks for GPUs
-}
-
-var (
-	libcudaFile  = regexp.MustCompile(`/libcuda[^/]*\.so[^/]*$`)
-	nvidiaDevice = regexp.MustCompile(`/dev/nvidia[^/]*(/[^/]+)?$`)
-	openerFile   = regexp.MustCompile(`/lib(nvidia-(opencl|glcore|eglcore|cfg|fbc)|(GLX|EGL|vdpau)_nvidia)\.so[^/]*$`)
-	openCLFile   = regexp.MustCompile(`/libnvidia-opencl\.so[^/]*$`)
-	hwlocFile    = regexp.MustCompile(`/(hwloc_opencl|libhwloc)\.so[^/]*$`)
-)
-
-func (l *look) driverUse() driverUse {
-	u := driverUse{libcuda: l.maps(libcudaFile), openers: l.matching(openerFile), hwloc: l.maps(hwlocFile)}
-	for _, m := range l.mapped {
-		if !m.isNVIDIA() {
-			continue
-		}
-		u.devices = append(u.devices, m.name())
-		if n := len(u.mappings); n > 0 && u.mappings[n-1].End == m.Start {
-			u.mappings[n-1].End = m.End
-		} else {
-			u.mappings = append(u.mappings, m.Range)
-		}
-	}
-	for _, f := range l.open {
-		if fd, err := strconv.Atoi(f.number); err == nil && f.isNVIDIA() {
-			u.devices, u.descriptors = append(u.devices, f.name()), append(u.descriptors, fd)
-		}
-	}
-	slices.Sort(u.devices)
-	u.devices = slices.Compact(u.devices)
-	return u
-}
-
-// isNVIDIA reports whether this is an NVIDIA device file. A program may have its own files in a
-// folder such as /home/me/dev/nvidia-tests. It is true if that cannot be told.
-func (f *file) isNVIDIA() bool {
-	return strings.Contains(f.link, "/dev/nvidia") && nvidiaDevice.MatchString(f.name()) && (f.stat().Mask == 0 || f.kind() == unix.S_IFCHR)
-}
-
-// MapsLibcuda reports whether a process has a libcuda mapped. Without it, it cannot use CUDA.
-func MapsLibcuda(pid int) (bool, error) {
-	l := &look{pid: pid}
-	err := l.readMappings()
-	return l.maps(libcudaFile), err
-}
-
-// lookedByOpenCL reports whether hwloc (which Open MPI uses, and with that mpi4py, and with that
-// PyTorch Lightning) may have looked for GPUs: it asks OpenCL, which then keeps device files
-// open permanently.
-func (u driverUse) lookedByOpenCL() bool {
-	return u.hwloc && len(u.openers) > 0 && !slices.ContainsFunc(u.openers, func(path string) bool { return !openCLFile.MatchString(path) })
-}
-
 // through names the libraries by which device files may have been opened.
-func (u driverUse) through() string {
-	if len(u.openers) == 0 {
+func through(u inventory.DriverUse) string {
+	if len(u.Openers) == 0 {
 		return ""
 	}
-	return fmt.Sprintf(" (with %v loaded)", u.openers)
+	return fmt.Sprintf(" (with %v loaded)", u.Openers)
 }
 
 // holderFindings judges all holders of a tree that has these CUDA processes. The forked children
@@ -156,11 +94,11 @@ func (h *Holder) judgeRunning(ctx context.Context, driver *cudackpt.Driver, cuda
 		if f, err = h.Judge(ctx, driver, cuda); f.Severity != preflight.SeverityError || err != nil {
 			return f, err
 		}
-		again, err := lookAt(h.PID)
+		again, err := inventory.Now(h.PID)
 		if err != nil {
 			return f, err
 		}
-		if h.held = again.uses; len(h.held.devices) == 0 {
+		if h.held = again.Driver(); len(h.held.Devices) == 0 {
 			return f, fmt.Errorf("%v no longer holds a device: %w", h, proc.ErrGone)
 		}
 	}
@@ -202,7 +140,8 @@ func (h *Holder) judge(ctx context.Context, driver *cudackpt.Driver, cuda []Proc
 	case listsAny(cuda) && h.hasOnlyLooked(ctx, driver):
 		f = h.lookedFinding()
 	default:
-		return preflight.New(preflight.FindingNVIDIADevice, fmt.Sprintf("holds %v", h.held.devices)+h.held.through()+", and no CUDA state that the driver could save: a user of NVML or of graphics, "+
+		return preflight.New(preflight.FindingNVIDIADevice, fmt.Sprintf("holds %v", h.held.Devices)+through(h.held)+
+			", and no CUDA state that the driver could save: a user of NVML or of graphics, "+
 			"a process that is just starting to use CUDA, or a child forked from a CUDA process that has since been suspended or is not in the tree; criu cannot dump it", ""), nil
 	}
 	if null, err := proc.IsNull(filepath.Join("/proc", strconv.Itoa(h.PID), "root", os.DevNull)); err != nil || !null {
@@ -220,7 +159,7 @@ func listsAny(processes []Process) bool {
 // hasOnlyLooked reports whether the process has looked for GPUs and computes nothing there. It
 // means something only if NVML can see the tree's processes.
 func (h *Holder) hasOnlyLooked(ctx context.Context, driver *cudackpt.Driver) bool {
-	if !h.held.lookedByOpenCL() {
+	if !h.held.LookedByOpenCL() {
 		return false
 	}
 	listed, err := driver.ProcessMemory(ctx, h.PID)
@@ -237,11 +176,11 @@ const withoutThat = "run it without that"
 // Leftover returns a CUDA process that still holds device files although it is checkpointed;
 // nil if it holds none. The driver gives up what belongs to CUDA and to NVML, and nothing else.
 func Leftover(m *Process) (*Holder, error) {
-	l, err := lookAt(m.PID)
-	if err != nil || len(l.uses.devices) == 0 {
+	p, err := inventory.Now(m.PID)
+	if err != nil || len(p.Driver().Devices) == 0 {
 		return nil, err
 	}
-	return &Holder{Ident: m.Ident, Name: m.Name, held: l.uses}, nil
+	return &Holder{Ident: m.Ident, Name: m.Name, held: p.Driver()}, nil
 }
 
 // JudgeLeftover says whether a dump can take from a checkpointed process what it still holds. If
@@ -250,18 +189,22 @@ func (h *Holder) JudgeLeftover(ctx context.Context, driver *cudackpt.Driver, lis
 	if listed && h.hasOnlyLooked(ctx, driver) {
 		return h.lookedFinding()
 	}
-	return h.about(preflight.New(preflight.FindingNVIDIADevice, fmt.Sprintf("still holds %v after its checkpoint%s: it uses the GPU through something other than CUDA, which the driver does not save and criu cannot dump", h.held.devices, h.held.through()), withoutThat))
+	return h.about(preflight.New(preflight.FindingNVIDIADevice,
+		fmt.Sprintf("still holds %v after its checkpoint%s: it uses the GPU through something other than CUDA, "+
+			"which the driver does not save and criu cannot dump", h.held.Devices, through(h.held)), withoutThat))
 }
 
 // besideFinding warns of a library in a CUDA process that may hold device files of its own.
 func (h *Holder) besideFinding() preflight.Findings {
 	switch {
-	case len(h.held.openers) == 0:
+	case len(h.held.Openers) == 0:
 		return nil
-	case h.held.lookedByOpenCL():
+	case h.held.LookedByOpenCL():
 		return preflight.Findings{h.lookedFinding()}
 	}
-	return preflight.Findings{h.about(preflight.Warning(preflight.FindingNVIDIADevice, fmt.Sprintf("has %v loaded beside CUDA: if it holds GPU devices through that, the driver does not save them, and the dump fails; the job then keeps running", h.held.openers), withoutThat))}
+	return preflight.Findings{h.about(preflight.Warning(preflight.FindingNVIDIADevice,
+		fmt.Sprintf("has %v loaded beside CUDA: if it holds GPU devices through that, the driver does not save them, "+
+			"and the dump fails; the job then keeps running", h.held.Openers), withoutThat))}
 }
 
 func (h *Holder) ends() bool {
@@ -277,14 +220,14 @@ func (h *Holder) ends() bool {
 // has something of its own. A process that is about to initialize CUDA has opened its files
 // itself.
 func (h *Holder) origin(cuda []Process) (int, error) {
-	if !h.held.libcuda {
+	if !h.held.Libcuda {
 		return 0, nil // a fork copies the mapping, and it is lost with exec
 	}
-	if len(h.held.descriptors) == 0 {
+	if len(h.held.Descriptors) == 0 {
 		return h.ancestor(cuda)
 	}
 	var origin int
-	for _, fd := range h.held.descriptors {
+	for _, fd := range h.held.Descriptors {
 		origin = 0
 		for i := range cuda {
 			same, err := proc.SameFile(h.PID, fd, cuda[i].PID, fd)

@@ -13,6 +13,7 @@ import (
 	"cucriu/cudackpt"
 	"cucriu/hooks/preflight"
 	"cucriu/internal/durable"
+	"cucriu/internal/inventory"
 	"cucriu/internal/proc"
 )
 
@@ -37,7 +38,7 @@ func (in *Inspection) UsesCUDA() bool { return len(in.Processes) > 0 || len(in.F
 // first process that has libcuda mapped: a tree without CUDA needs no driver. prefetched is nil if nobody
 // has begun to ask.
 func Tree(ctx context.Context, root int, imageDir string, prefetched *Prefetched, open func() (*cudackpt.Driver, error)) (*Inspection, error) {
-	s, err := snapshotBelow(root)
+	s, err := advice(root)
 	if err != nil {
 		return nil, err
 	}
@@ -59,7 +60,7 @@ func (h Host) Prefetch(ctx context.Context, root int) *Prefetched {
 		defer close(e.done)
 		ctx, cancel := context.WithTimeout(ctx, h.Timeout)
 		defer cancel()
-		s, err := snapshotBelow(root)
+		s, err := advice(root)
 		if err != nil {
 			return // the inspection says why
 		}
@@ -92,8 +93,8 @@ func (s *snapshot) inspect(ctx context.Context, imageDir string, prefetched *Pre
 	if err != nil {
 		return nil, err
 	}
-	for _, pid := range s.pids {
-		if !slices.ContainsFunc(s.looks, func(l *look) bool { return l.pid == pid }) || slices.Contains(gone, pid) {
+	for _, pid := range s.PIDs {
+		if !s.Has(pid) || slices.Contains(gone, pid) {
 			ofTree = slices.DeleteFunc(ofTree, func(f preflight.Finding) bool { return f.PID == pid })
 			ofTree = append(ofTree, endedFindings(pid)...)
 			continue
@@ -112,14 +113,16 @@ func (s *snapshot) inspect(ctx context.Context, imageDir string, prefetched *Pre
 // askDriver finds what the driver and the kernel module say of a tree, and which processes have ended
 // meanwhile.
 func (s *snapshot) askDriver(ctx context.Context, prefetched *Prefetched, open func() (*cudackpt.Driver, error)) (in *Inspection, gone []int, err error) {
-	each, errs := make([]Inspected, len(s.looks)), make([]error, len(s.looks))
-	proc.AtOnce(runtime.NumCPU(), len(s.looks), func(i int) { each[i], errs[i] = s.looks[i].askDriver(ctx, open, true) })
+	each, errs := make([]Inspected, len(s.Processes)), make([]error, len(s.Processes))
+	proc.AtOnce(runtime.NumCPU(), len(s.Processes), func(i int) {
+		each[i], errs[i] = askDriver(ctx, s.Processes[i], s.Processes[i].Driver(), open, true)
+	})
 	in = new(Inspection)
 	var holders []*Holder
 	for i, p := range each {
 		switch {
 		case errors.Is(errs[i], proc.ErrGone) && i > 0:
-			gone = append(gone, s.looks[i].pid)
+			gone = append(gone, s.Processes[i].PID)
 			continue
 		case errs[i] != nil:
 			return nil, nil, errs[i]
@@ -169,8 +172,8 @@ func Named(ctx context.Context, driver *cudackpt.Driver, processes []Process) (p
 func TracedFindings(processes []Process) (findings preflight.Findings) {
 	for i := range processes {
 		pid := processes[i].PID
-		threads, _ := proc.Threads(pid) // of one that ends, none is traced
-		(&look{pid: pid, threads: threads}).traced(func(message, remedy string) {
+		// Of one that ends, no thread is traced.
+		traced(&inventory.Process{PID: pid}, func(message, remedy string) {
 			findings = append(findings, processes[i].about(preflight.New(preflight.FindingTraced, message, remedy)))
 		})
 	}
@@ -187,24 +190,27 @@ type Inspected struct {
 
 // One looks at one process and its use of the NVIDIA driver.
 func One(ctx context.Context, pid int, open func() (*cudackpt.Driver, error)) (Inspected, error) {
-	l, err := lookAt(pid)
+	p, err := inventory.Now(pid)
 	if err != nil {
 		return Inspected{}, err
 	}
-	return l.askDriver(ctx, open, false)
+	return askDriver(ctx, p, p.Driver(), open, false)
 }
 
-// askDriver asks the driver about the process, if it uses it, and NVML how much memory it holds, if
+// askDriver asks the driver about a process, if that holds anything of it, and NVML how much memory it holds, if
 // that is to be measured.
-func (l *look) askDriver(ctx context.Context, open func() (*cudackpt.Driver, error), measure bool) (p Inspected, err error) {
-	pid, held := l.pid, l.uses
-	p = Inspected{Name: l.status.Name}
+func askDriver(
+	ctx context.Context, of *inventory.Process, held inventory.DriverUse,
+	open func() (*cudackpt.Driver, error), measure bool,
+) (p Inspected, err error) {
+	pid := of.PID
+	p = Inspected{Name: of.Status().Name}
 	defer func() {
 		if errors.Is(ctx.Err(), context.Canceled) { // which says nothing about the process
 			p, err = Inspected{}, context.Cause(ctx)
 		}
 	}()
-	if !held.libcuda && len(held.devices) == 0 {
+	if !held.Libcuda && len(held.Devices) == 0 {
 		return p, nil
 	}
 	process, err := proc.Open(pid)
@@ -212,10 +218,10 @@ func (l *look) askDriver(ctx context.Context, open func() (*cudackpt.Driver, err
 		return Inspected{}, err
 	}
 	defer process.Close()
-	m := Process{Ident: process.Ident, ImagePID: l.status.ImagePID(), Name: p.Name}
+	m := Process{Ident: process.Ident, ImagePID: of.Status().ImagePID(), Name: p.Name}
 	driver, err := open()
 	if err != nil {
-		if len(held.devices) > 0 { // else libcuda is loaded but holds no device, so there is no state for a driver to save
+		if len(held.Devices) > 0 { // else libcuda is loaded but holds no device, so there is no state for a driver to save
 			p.Findings = append(p.Findings, m.about(driverFinding(err)))
 		}
 		return p, nil
@@ -223,7 +229,7 @@ func (l *look) askDriver(ctx context.Context, open func() (*cudackpt.Driver, err
 	// RestoreThreadID is the only call that does not block if the process is stopped or frozen.
 	_, err = driver.Process(pid).RestoreThreadID(ctx)
 	if errors.Is(err, cudackpt.ResultNotInitialized) {
-		if len(held.devices) > 0 { // else libcuda is loaded but was never used
+		if len(held.Devices) > 0 { // else libcuda is loaded but was never used
 			p.Holder = &Holder{Ident: process.Ident, Name: p.Name, held: held}
 		}
 		return p, nil
@@ -240,7 +246,7 @@ func (l *look) askDriver(ctx context.Context, open func() (*cudackpt.Driver, err
 	if measure {
 		nvml.Go(func() { unmeasured = m.askNVML(ctx, driver) })
 	}
-	findings, err := l.askAbout(ctx, driver, &m)
+	findings, err := askAbout(ctx, held, driver, &m)
 	nvml.Wait()
 	p.Findings = append(p.Findings, findings...)
 	if err != nil || m.GPUs == nil {
@@ -260,8 +266,10 @@ func (l *look) askDriver(ctx context.Context, open func() (*cudackpt.Driver, err
 
 // askAbout finds out about a CUDA process what NVML does not know. It has no GPUs afterwards if they
 // cannot be told.
-func (l *look) askAbout(ctx context.Context, driver *cudackpt.Driver, m *Process) (preflight.Findings, error) {
-	beside := Holder{Ident: m.Ident, Name: m.Name, held: l.uses}
+func askAbout(
+	ctx context.Context, held inventory.DriverUse, driver *cudackpt.Driver, m *Process,
+) (preflight.Findings, error) {
+	beside := Holder{Ident: m.Ident, Name: m.Name, held: held}
 	findings := beside.besideFinding()
 	failed := func(err error) (preflight.Findings, error) {
 		return nil, fmt.Errorf("process %d (%s): %w", m.PID, m.Name, err)
@@ -297,7 +305,7 @@ func (l *look) askAbout(ctx context.Context, driver *cudackpt.Driver, m *Process
 func (h Host) CheckJob(ctx context.Context, root int, imageDir string) (preflight.Findings, error) {
 	ctx, cancel := context.WithTimeout(ctx, h.Timeout)
 	defer cancel()
-	s, err := snapshotBelow(root)
+	s, err := advice(root)
 	if errors.Is(err, proc.ErrGone) {
 		err = preflight.AsRefusal(err)
 	}
@@ -330,7 +338,7 @@ func (h Host) CheckJob(ctx context.Context, root int, imageDir string) (prefligh
 		}
 		findings = append(append(findings, m.summary()), halted...)
 		if len(halted) > 0 { // the driver would not answer until the process runs again
-			if l, err := s.look(m.PID); err == nil && len(l.uses.devices) == 0 { // only a checkpoint lets go of all
+			if p, err := s.Process(m.PID); err == nil && len(p.Driver().Devices) == 0 { // only a checkpoint lets go of all
 				findings = append(findings, StateFindings(m, cudackpt.StateCheckpointed)...)
 			}
 			continue

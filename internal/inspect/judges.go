@@ -6,7 +6,6 @@ import (
 	"os"
 	"runtime"
 	"slices"
-	"strconv"
 	"time"
 
 	"github.com/prometheus/procfs"
@@ -15,6 +14,7 @@ import (
 	"cucriu/hooks/preflight"
 	"cucriu/internal/drivers"
 	"cucriu/internal/imagedir"
+	"cucriu/internal/inventory"
 	"cucriu/internal/proc"
 )
 
@@ -22,23 +22,23 @@ import (
 // given to found.
 var judges = []struct {
 	name  string
-	judge func(l *look, found found)
+	judge func(p *inventory.Process, found found)
 }{
-	{preflight.FindingTraced, (*look).traced},
-	{preflight.FindingIOURing, (*look).ring},
-	{preflight.FindingOtherUser, (*look).foreign},
-	{preflight.FindingMemoryPolicy, (*look).memoryPolicy},
-	{preflight.FindingNotRestored, (*look).notRestored},
-	{preflight.FindingNamespace, (*look).otherNamespace},
-	{preflight.FindingUnsupportedFile, (*look).unsupportedFiles},
-	{preflight.FindingFileGuard, (*look).guards},
-	{preflight.FindingUnrestorable, (*look).programInMemory},
-	{preflight.FindingUnrestorable, (*look).programByPath},
-	{preflight.FindingUnrestorable, (*look).oddThread},
-	{preflight.FindingUnrestorable, (*look).orphanTimer},
-	{preflight.FindingUnrestorable, (*look).oddFile},
-	{preflight.FindingUnrestorable, (*look).sealedMemory},
-	{preflight.FindingUnrestorable, (*look).highDescriptor},
+	{preflight.FindingTraced, traced},
+	{preflight.FindingIOURing, ring},
+	{preflight.FindingOtherUser, foreign},
+	{preflight.FindingMemoryPolicy, memoryPolicy},
+	{preflight.FindingNotRestored, notRestored},
+	{preflight.FindingNamespace, otherNamespace},
+	{preflight.FindingUnsupportedFile, unsupportedFiles},
+	{preflight.FindingFileGuard, guards},
+	{preflight.FindingUnrestorable, programInMemory},
+	{preflight.FindingUnrestorable, programByPath},
+	{preflight.FindingUnrestorable, oddThread},
+	{preflight.FindingUnrestorable, orphanTimer},
+	{preflight.FindingUnrestorable, oddFile},
+	{preflight.FindingUnrestorable, sealedMemory},
+	{preflight.FindingUnrestorable, highDescriptor},
 }
 
 // found takes what a judge has found.
@@ -46,13 +46,13 @@ type found func(message, remedy string)
 
 // judge finds what would make the dump of the process fail, or lose it. One that ends meanwhile has parts only of
 // what it had, and is no obstacle.
-func (l *look) judge() (findings preflight.Findings) {
+func judge(p *inventory.Process) (findings preflight.Findings) {
 	for _, j := range judges {
-		j.judge(l, func(message, remedy string) {
-			findings = append(findings, l.about(preflight.New(j.name, message, remedy)))
+		j.judge(p, func(message, remedy string) {
+			findings = append(findings, about(p, preflight.New(j.name, message, remedy)))
 		})
 	}
-	if status, err := proc.ReadStatus(l.pid); errors.Is(err, proc.ErrGone) || status.Ended && !l.status.Ended {
+	if status, err := proc.ReadStatus(p.PID); errors.Is(err, proc.ErrGone) || status.Ended && !p.Status().Ended {
 		return nil
 	}
 	return findings
@@ -60,8 +60,8 @@ func (l *look) judge() (findings preflight.Findings) {
 
 // judge judges all processes of the tree, and what they share.
 func (s *snapshot) judge() preflight.Findings {
-	each := make([]preflight.Findings, len(s.looks))
-	proc.AtOnce(runtime.NumCPU(), len(s.looks), func(i int) { each[i] = s.looks[i].judge() })
+	each := make([]preflight.Findings, len(s.Processes))
+	proc.AtOnce(runtime.NumCPU(), len(s.Processes), func(i int) { each[i] = judge(s.Processes[i]) })
 	return slices.Concat(slices.Concat(each...), s.removedFindings(), s.lowerFindings(), s.sharingFindings(), s.parentFindings(), s.orphanFindings())
 }
 
@@ -69,14 +69,14 @@ func (s *snapshot) judge() preflight.Findings {
 // than what is dumped. Unlike a shell's job, what a program has started is in the process group of that program. Whoever
 // dumps the tree, or what has started that, is meant to stay.
 func (s *snapshot) parentFindings() preflight.Findings {
-	root := s.looks[0]
-	parent := root.status.PPID
+	root := s.Processes[0]
+	parent := root.Status().PPID
 	if parent <= 1 {
 		return nil
 	}
-	group, err := unix.Getpgid(root.pid)
+	group, err := unix.Getpgid(root.PID)
 	parents, parentErr := unix.Getpgid(parent)
-	if err != nil || parentErr != nil || group == root.pid || group != parents {
+	if err != nil || parentErr != nil || group == root.PID || group != parents {
 		return nil
 	}
 	self, err := proc.Self()
@@ -92,10 +92,10 @@ func (s *snapshot) parentFindings() preflight.Findings {
 	}
 	find := preflight.Warning
 	family, _ := proc.Tree(parent)
-	if slices.ContainsFunc(family, func(pid int) bool { return !slices.Contains(s.pids, pid) && hasLibcuda(pid) }) {
+	if slices.ContainsFunc(family, func(pid int) bool { return !slices.Contains(s.PIDs, pid) && hasLibcuda(pid) }) {
 		find = preflight.New
 	}
-	return preflight.Findings{root.about(find(preflight.FindingParent,
+	return preflight.Findings{about(root, find(preflight.FindingParent,
 		fmt.Sprintf("is a child of process %d (%s), which would stay behind and see it end", parent, launcher.Name),
 		fmt.Sprintf("dump the whole job with -t %d", parent)))}
 }
@@ -136,9 +136,9 @@ func (s *snapshot) sharingFindings() preflight.Findings {
 	var shared string
 	if !lasts(func() bool {
 		var alive []int
-		for _, l := range s.looks {
-			if status, err := proc.ReadStatus(l.pid); err == nil && !status.Ended {
-				alive = append(alive, l.pid)
+		for _, p := range s.Processes {
+			if status, err := proc.ReadStatus(p.PID); err == nil && !status.Ended {
+				alive = append(alive, p.PID)
 			}
 		}
 		pid, other, shared = proc.Sharing(alive)
@@ -220,7 +220,7 @@ func ProcessFindings(root int) (preflight.Findings, error) {
 // ContainerFindings refuses a process with mounts of its own, as in a container or in the sandbox
 // of a long job. criu needs to be told of each, and crashes at the restore without.
 func ContainerFindings(root int) preflight.Findings {
-	if its := namespaceOf(strconv.Itoa(root), "mnt"); its == "" || its == namespaceOf("self", "mnt") {
+	if its := inventory.NamespaceOfProcess(root, "mnt"); its == "" || its == inventory.NamespaceOf("self", "mnt") {
 		return nil // it has ended, or it has ours
 	}
 	return preflight.Findings{aboutProcess(root, preflight.New(preflight.FindingContainer, "is in a mount namespace of its own, as in a container, and criu does not know its mounts", ""))}

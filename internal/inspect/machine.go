@@ -18,6 +18,7 @@ import (
 	"cucriu/cudackpt"
 	"cucriu/hooks/preflight"
 	"cucriu/internal/gpumap"
+	"cucriu/internal/inventory"
 	"cucriu/internal/proc"
 	"cucriu/internal/units"
 )
@@ -120,7 +121,7 @@ func CriuFindings(ctx context.Context, criu *criuutil.Criu, root int) preflight.
 	if err != nil {
 		findings = preflight.Findings{preflight.Warning(preflight.FindingCriuVersion, "the version of this criu is not known: "+err.Error(), "")}
 	}
-	if s, err := snapshotBelow(root); err == nil { // else the inspection says so
+	if s, err := advice(root); err == nil { // else the inspection says so
 		findings = append(findings, s.socketFindings(version)...)
 	}
 	// An action script inherits criu's environment.
@@ -145,21 +146,22 @@ func (s *snapshot) socketFindings(version string) (findings preflight.Findings) 
 	if criu, err := criuutil.ParseVersion(version); err != nil || !criu.Before(4, 2) {
 		return nil
 	}
-	for _, l := range s.looks {
-		if i := slices.IndexFunc(l.open, (*file).hidesPassCred); i >= 0 {
-			findings = append(findings, l.about(preflight.New(preflight.FindingCriuVersion,
-				fmt.Sprintf("has a socket (descriptor %s) that CRIU %s cannot dump on this kernel", l.open[i].number, version), "")))
+	for _, p := range s.Processes {
+		if i := slices.IndexFunc(p.Open(), hidesPassCred); i >= 0 {
+			findings = append(findings, about(p, preflight.New(preflight.FindingCriuVersion,
+				fmt.Sprintf("has a socket (descriptor %s) that CRIU %s cannot dump on this kernel", p.Open()[i].Number, version),
+				"")))
 		}
 	}
 	return findings
 }
 
 // hidesPassCred reports whether the kernel does not answer SO_PASSCRED for a socket.
-func (f *file) hidesPassCred() bool {
-	if _, is := f.inode("socket"); !is {
+func hidesPassCred(f *inventory.File) bool {
+	if _, is := f.Inode("socket"); !is {
 		return false
 	}
-	return errors.Is(f.shared(func(fd int) error {
+	return errors.Is(f.Share(func(fd int) error {
 		_, err := unix.GetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_PASSCRED)
 		return err
 	}), unix.EOPNOTSUPP)

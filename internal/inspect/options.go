@@ -17,6 +17,7 @@ import (
 	"cucriu/criuutil"
 	"cucriu/hooks/image"
 	"cucriu/hooks/preflight"
+	"cucriu/internal/inventory"
 )
 
 // Asked is what is known of a dump whose options are to be found.
@@ -37,16 +38,7 @@ type Wanted struct {
 	// Findings are what no option helps against, and what is restored otherwise than it was.
 	Findings preflight.Findings
 	// Removed are the removed names by which the processes use files.
-	Removed []RemovedName
-}
-
-// RemovedName is the name by which a process uses a file, and which was removed although the
-// file has another one. A named semaphore is made like this, such as those of Python's
-// multiprocessing with spawned processes.
-type RemovedName struct {
-	PID  int
-	Path string // as the process sees it
-	Link string // the file itself, below /proc/PID
+	Removed []inventory.RemovedName
 }
 
 // add sets what an option needs.
@@ -57,7 +49,7 @@ func (w *Wanted) add(option, why, risk string) {
 // OptionsOf finds the options that criu needs to dump a tree: what criu would refuse
 // without. It changes nothing. A tree may change until it is dumped.
 func OptionsOf(ctx context.Context, asked Asked) (Wanted, error) {
-	s, err := snapshotBelow(asked.Root)
+	s, err := advice(asked.Root)
 	if s == nil { // what cannot be read is left to criu
 		return Wanted{}, err
 	}
@@ -72,7 +64,7 @@ func (s *snapshot) optionsOf(ctx context.Context, asked Asked) (Wanted, error) {
 		o.ShellJob = true
 		w.add("--shell-job", why, "")
 	}
-	if pid := s.connected(); pid != 0 {
+	if pid := s.TCPConnected(); pid != 0 {
 		o.TCPEstablished = true
 		w.add("--tcp-established", fmt.Sprintf("process %d has TCP connections", pid), "")
 		// Somebody may hold iptables' lock. What is not known in time is left to criu, which fails without a lock.
@@ -86,12 +78,13 @@ func (s *snapshot) optionsOf(ctx context.Context, asked Asked) (Wanted, error) {
 		o.FileLocks = true
 		w.add("--file-locks", fmt.Sprintf("process %d has a file lock", pid), "")
 	}
-	linked, largest := s.unlinked()
-	w.Removed = namesOfAll(linked)
+	_, largest := s.Unlinked()
+	w.Removed = s.RemovedNames()
 	const ghostLimit, mib = 1 << 20, 1 << 20 // ghostLimit is criu's default for the largest unlinked file in an image, in bytes
-	if largest != nil && largest.stat().Size > ghostLimit && largest.stat().Size <= 1<<32-mib {
-		o.GhostLimit = uint32((largest.stat().Size + mib - 1) / mib * mib)
-		w.add(fmt.Sprintf("--ghost-limit %dM", o.GhostLimit/mib), largest.name()+" is unlinked and in use, and goes into the image", "")
+	if largest != nil && largest.Stat().Size > ghostLimit && largest.Stat().Size <= 1<<32-mib {
+		o.GhostLimit = uint32((largest.Stat().Size + mib - 1) / mib * mib)
+		w.add(fmt.Sprintf("--ghost-limit %dM", o.GhostLimit/mib),
+			largest.Name()+" is unlinked and in use, and goes into the image", "")
 	}
 	if len(w.Removed) > 0 {
 		o.LinkRemap = true
@@ -102,59 +95,18 @@ func (s *snapshot) optionsOf(ctx context.Context, asked Asked) (Wanted, error) {
 	return w, s.outside(&w)
 }
 
-// RemovedNames finds the removed names by which a tree uses files.
-func RemovedNames(root int) ([]RemovedName, error) {
-	s, err := snapshotBelow(root)
-	if s == nil {
-		return nil, err
-	}
-	linked, _ := s.unlinked()
-	return namesOfAll(linked), err
-}
-
-func namesOfAll(linked []*file) (removed []RemovedName) {
-	for _, f := range linked {
-		removed = append(removed, RemovedName{PID: f.of.pid, Path: f.name(), Link: f.path()})
-	}
-	return removed
-}
-
-// unlinked finds the files that the tree uses by removed names while they have others, and the largest of
-// those that have no name at all: criu puts such a file into the image.
-func (s *snapshot) unlinked() (linked []*file, largest *file) {
-	var files []*file
-	for _, l := range s.looks {
-		files = append(files, l.open...)
-		for _, m := range l.mapped {
-			files = append(files, m.file)
-		}
-	}
-	for _, f := range files {
-		if !f.isUnlinked() {
-			continue
-		}
-		switch kind := f.kind(); {
-		case f.stat().Nlink > 0 && kind != unix.S_IFDIR:
-			linked = append(linked, f)
-		case kind == unix.S_IFREG && (largest == nil || f.stat().Size > largest.stat().Size):
-			largest = f
-		}
-	}
-	return linked, largest
-}
-
 // Unlinkable refuses a file that could not be linked to its removed name. It finds nothing if the process does not use
 // the file by that name any more, or the file has no name left.
-func (n RemovedName) Unlinkable() preflight.Findings {
+func Unlinkable(n inventory.RemovedName) preflight.Findings {
 	link, err := os.Readlink(n.Link)
 	var stat unix.Stat_t
 	if err != nil || link != n.Path+" (deleted)" || unix.Stat(n.Link, &stat) != nil || stat.Nlink == 0 {
 		return nil
 	}
-	return preflight.Findings{n.refused()}
+	return preflight.Findings{refused(n)}
 }
 
-func (n RemovedName) refused() preflight.Finding {
+func refused(n inventory.RemovedName) preflight.Finding {
 	return aboutProcess(n.PID, preflight.New(preflight.FindingUnsupportedFile,
 		fmt.Sprintf("uses %s, which was removed, and nothing links the file to a name again, as in the lower layer of an "+
 			"overlay or without its directory: criu cannot dump it, not even with --link-remap", n.Path),
@@ -165,22 +117,24 @@ func (n RemovedName) refused() preflight.Finding {
 // a name, so that criu does not put it into the image, and links it to none.
 func (s *snapshot) lowerFindings() (findings preflight.Findings) {
 	var lower []watch
-	linked, _ := s.unlinked()
+	linked, _ := s.Unlinked()
 	for _, f := range linked {
-		same := func(w watch) bool { return w.of == f.of && w.link == f.link }
-		if f.isInLowerLayer() && !slices.ContainsFunc(lower, same) {
-			device := unix.Mkdev(f.stat().Dev_major, f.stat().Dev_minor)
-			lower = append(lower, watch{file: f, target: inode{device, f.stat().Ino}})
+		same := func(w watch) bool { return w.Of == f.Of && w.Link == f.Link }
+		if isInLowerLayer(f) && !slices.ContainsFunc(lower, same) {
+			device := unix.Mkdev(f.Stat().Dev_major, f.Stat().Dev_minor)
+			lower = append(lower, watch{File: f, target: inode{device, f.Stat().Ino}})
 		}
 	}
 	if len(lower) == 0 {
 		return nil
 	}
 	// The device of such a file may be another than that of the mount.
-	names := namesOf(lower, slices.DeleteFunc(s.mounted(), func(m mounted) bool { return m.kind != "overlay" }))
+	names := namesOf(lower, s.MountRoot(), slices.DeleteFunc(slices.Clone(s.Mounts()), func(m inventory.Mount) bool {
+		return m.Kind != "overlay"
+	}))
 	for _, f := range lower {
 		if names[f.target] == "" { // else it was in the lower layer once
-			findings = append(findings, RemovedName{PID: f.of.pid, Path: f.name()}.refused())
+			findings = append(findings, refused(inventory.RemovedName{PID: f.Of.PID, Path: f.Name()}))
 		}
 	}
 	return findings
@@ -188,13 +142,13 @@ func (s *snapshot) lowerFindings() (findings preflight.Findings) {
 
 // isInLowerLayer reports whether a file was in the lower layer of an overlay when it was first used. Before Linux 6.5,
 // nothing tells, and the dump finds out.
-func (f *file) isInLowerLayer() bool {
+func isInLowerLayer(f *inventory.File) bool {
 	const handleFID = 0x200 // AT_HANDLE_FID: the handle need not be one that can be opened
 	var fs unix.Statfs_t
-	if unix.Statfs(f.path(), &fs) != nil || fs.Type != unix.OVERLAYFS_SUPER_MAGIC {
+	if unix.Statfs(f.Path(), &fs) != nil || fs.Type != unix.OVERLAYFS_SUPER_MAGIC {
 		return false
 	}
-	handle, _, err := unix.NameToHandleAt(unix.AT_FDCWD, f.path(), unix.AT_SYMLINK_FOLLOW|handleFID)
+	handle, _, err := unix.NameToHandleAt(unix.AT_FDCWD, f.Path(), unix.AT_SYMLINK_FOLLOW|handleFID)
 	// struct ovl_fh of the kernel's fs/overlayfs: three bytes, version, magic, length, flags.
 	const magicAt, magic, flagsAt, upper = 4, 0xfb, 6, 1 << 2
 	return err == nil && handle.Size() > flagsAt && handle.Bytes()[magicAt] == magic && handle.Bytes()[flagsAt]&upper == 0
@@ -207,7 +161,7 @@ var terminal = regexp.MustCompile(`^/dev/(pts/\d+|tty[^/]*|console)$`)
 // empty if it does not. It also tells whether it has a terminal, beside external ones.
 func (s *snapshot) needsShellJob(asked Asked) (why string, onTerminal bool) {
 	user, hasMaster := 0, false
-	for _, pid := range s.pids {
+	for _, pid := range s.PIDs {
 		process, err := procfs.NewProc(pid)
 		if err != nil {
 			continue
@@ -216,21 +170,22 @@ func (s *snapshot) needsShellJob(asked Asked) (why string, onTerminal bool) {
 		if err != nil || stat.State == "Z" {
 			continue
 		}
-		if why == "" && !slices.Contains(s.pids, stat.Session) {
+		if why == "" && !slices.Contains(s.PIDs, stat.Session) {
 			why = fmt.Sprintf("process %d belongs to the session of process %d, which is not in the tree", pid, stat.Session)
 		}
 		if stat.TTY != 0 && !asked.NoTerminal && !asked.isExternal(uint64(uint32(stat.TTY))) {
 			user = pid
 		}
 	}
-	for f := range s.open {
-		hasMaster = hasMaster || f.link == "/dev/ptmx" || f.link == "/dev/pts/ptmx"
-		if !terminal.MatchString(f.link) {
+	for f := range s.Open {
+		hasMaster = hasMaster || f.Link == "/dev/ptmx" || f.Link == "/dev/pts/ptmx"
+		if !terminal.MatchString(f.Link) {
 			continue
 		}
 		// /dev/tty is that of the session.
-		if external := len(asked.External) > 0 && f.kind() != 0 && (asked.isExternal(f.device()) || f.link == "/dev/tty"); !external {
-			user = f.of.pid
+		external := len(asked.External) > 0 && f.Kind() != 0 && (asked.isExternal(f.Device()) || f.Link == "/dev/tty")
+		if !external {
+			user = f.Of.PID
 		}
 	}
 	onTerminal = user != 0 && !hasMaster
@@ -254,13 +209,13 @@ func (s *snapshot) locksFiles() int {
 		if len(fields) < 5 || fields[1] == "->" {
 			continue
 		}
-		if pid, err := strconv.Atoi(fields[4]); err == nil && slices.Contains(s.pids, pid) {
+		if pid, err := strconv.Atoi(fields[4]); err == nil && slices.Contains(s.PIDs, pid) {
 			return pid
 		}
 	}
-	for f := range s.open {
-		if strings.HasPrefix(f.link, "/") && f.info().Field("lock") != "" {
-			return f.of.pid
+	for f := range s.Open {
+		if strings.HasPrefix(f.Link, "/") && f.Info().Field("lock") != "" {
+			return f.Of.PID
 		}
 	}
 	return 0

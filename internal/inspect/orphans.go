@@ -21,14 +21,14 @@ func (s *snapshot) orphanFindings() (findings preflight.Findings) {
 	}
 	var lost []int
 	for _, pid := range all {
-		if !slices.Contains(s.pids, pid) && s.leadsFrom(pid) {
+		if !slices.Contains(s.PIDs, pid) && s.leadsFrom(pid) {
 			lost = append(lost, pid)
 		}
 	}
 	if len(lost) == 0 {
 		return nil
 	}
-	now, err := proc.Tree(s.looks[0].pid) // who was born meanwhile is in it
+	now, err := proc.Tree(s.Processes[0].PID) // who was born meanwhile is in it
 	if err != nil {
 		return nil
 	}
@@ -41,7 +41,8 @@ func (s *snapshot) orphanFindings() (findings preflight.Findings) {
 			find = preflight.New
 		}
 		findings = append(findings, aboutProcess(pid, find(preflight.FindingParent,
-			fmt.Sprintf("has left the tree of process %d, because its parent has ended, and would stay behind", s.looks[0].pid),
+			fmt.Sprintf("has left the tree of process %d, because its parent has ended, and would stay behind",
+				s.Processes[0].PID),
 			"end it, or start the job with cucriu run --dir, where such processes stay in the tree")))
 	}
 	return findings
@@ -55,11 +56,11 @@ func (s *snapshot) leadsFrom(pid int) bool {
 		return false
 	}
 	group, err := unix.Getpgid(pid)
-	if err != nil || !slices.Contains(s.pids, session) && !slices.Contains(s.pids, group) {
+	if err != nil || !slices.Contains(s.PIDs, session) && !slices.Contains(s.PIDs, group) {
 		return false
 	}
 	status, err := proc.ReadStatus(pid)
-	if err != nil || status.Ended || slices.Contains(s.pids, status.PPID) {
+	if err != nil || status.Ended || slices.Contains(s.PIDs, status.PPID) {
 		return false
 	}
 	parents, err := unix.Getsid(status.PPID)

@@ -15,6 +15,7 @@ import (
 	"cucriu/cudackpt"
 	"cucriu/hooks/preflight"
 	"cucriu/internal/drivers"
+	"cucriu/internal/inventory"
 	"cucriu/internal/nvrm"
 	"cucriu/internal/proc"
 )
@@ -55,14 +56,14 @@ func (s *snapshot) peersOf(processes []Process, kernel kernelAnswer) (preflight.
 			continue
 		}
 		if len(m.GPUs) > 1 && len(u.of.Listed) != 1 {
-			l, err := s.look(m.PID)
+			p, err := s.Process(m.PID)
 			if errors.Is(err, proc.ErrGone) {
 				continue
 			}
 			if err != nil {
 				return nil, err
 			}
-			u.lookAt(l)
+			u.lookAt(p)
 		}
 		findings = append(findings, u.findings()...)
 	}
@@ -84,9 +85,9 @@ func notLookedFor(processes []Process, kernel kernelAnswer) preflight.Findings {
 }
 
 // lookAt looks at the process for what the kernel module and NVML do not tell.
-func (u *peerUse) lookAt(l *look) {
-	u.pyTorch, u.jax = l.maps(pyTorchFile), l.maps(jaxFile)
-	u.mapped = contextNodes(l.mapped)
+func (u *peerUse) lookAt(p *inventory.Process) {
+	u.pyTorch, u.jax = p.MapsAny(pyTorchFile), p.MapsAny(jaxFile)
+	u.mapped = contextNodes(p.Mapped())
 }
 
 // contexts returns on how many GPUs the process has a context. NVML lists only processes with a
@@ -179,10 +180,10 @@ func (u peerUse) advice(guest bool) string {
 
 // contextNodes returns the device nodes of the GPUs on which a process with these mappings has
 // a context.
-func contextNodes(mappings []mapping) []string {
+func contextNodes(mappings []inventory.Mapping) []string {
 	sizes := make(map[string]uint64)
 	for _, m := range mappings {
-		if name := m.name(); filepath.Base(filepath.Dir(name)) == "dev" && drivers.GPUNode.MatchString(filepath.Base(name)) {
+		if name := m.Name(); filepath.Base(filepath.Dir(name)) == "dev" && drivers.GPUNode.MatchString(filepath.Base(name)) {
 			sizes[name] += m.Size()
 		}
 	}

@@ -11,6 +11,7 @@ import (
 	"cucriu/cudackpt"
 	"cucriu/hooks/preflight"
 	"cucriu/internal/drivers"
+	"cucriu/internal/inventory"
 	"cucriu/internal/nvrm"
 	"cucriu/internal/proc"
 )
@@ -61,10 +62,10 @@ func TestPeerFindingsWithoutTheKernelModule(t *testing.T) {
 
 // The sizes were measured on two H200s.
 func TestAContextIsToldFromAnInitializedDriverByTheMappings(t *testing.T) {
-	mapped := func(path string, size uint64) mapping {
-		return mapping{file: &file{link: path}, Range: proc.Range{Start: 1 << 40, End: 1<<40 + size}}
+	mapped := func(path string, size uint64) inventory.Mapping {
+		return inventory.Mapping{File: &inventory.File{Link: path}, Range: proc.Range{Start: 1 << 40, End: 1<<40 + size}}
 	}
-	initialized := []mapping{
+	initialized := []inventory.Mapping{
 		mapped("/dev/nvidia0", 64<<10), mapped("/dev/nvidia0", 64<<10), mapped("/dev/nvidia1", 64<<10), mapped("/dev/nvidia1", 64<<10),
 		mapped("/dev/nvidiactl", 64<<20), mapped("/dev/nvidia-uvm", 2<<20),
 	}

@@ -49,8 +49,8 @@ func (in *Inspection) resourceFindings(s *snapshot, imageDir string) (preflight.
 const preallocation = "XLA_PYTHON_CLIENT_PREALLOCATE"
 
 func (s *snapshot) roomRemedy() string {
-	for _, l := range s.looks {
-		if value, _ := getenv(l.environment(), preallocation); l.maps(jaxFile) && value != "false" {
+	for _, p := range s.Processes {
+		if value, _ := getenv(p.Environment(), preallocation); p.MapsAny(jaxFile) && value != "false" {
 			return "start it with " + preallocation + "=false (cucriu run --setting jax-no-preallocation), so that JAX holds only what it uses"
 		}
 	}
@@ -107,9 +107,9 @@ func pathOf(dir string) string {
 // memory, and the largest shared memory among its processes.
 func (s *snapshot) ordinarySize() uint64 {
 	var need, largest uint64
-	for _, l := range s.looks {
-		need += l.status.Anonymous
-		largest = max(largest, l.status.Shared)
+	for _, p := range s.Processes {
+		need += p.Status().Anonymous
+		largest = max(largest, p.Status().Shared)
 	}
 	return need + largest
 }

@@ -16,6 +16,7 @@ import (
 	"cucriu/internal/agent"
 	"cucriu/internal/drivers"
 	"cucriu/internal/guest"
+	"cucriu/internal/inventory"
 	"cucriu/internal/nvrm"
 	"cucriu/internal/proc"
 	"cucriu/internal/quote"
@@ -82,7 +83,7 @@ func unservedCause(p Process) (cause, remedy string) {
 // notLoaded says why a process has no library although it was to have one: a program that has become another user's since
 // its job began may not be allowed to open it.
 func notLoaded(p Process) (cause, remedy string) {
-	environment := strings.Split(readText("/proc/%d/environ", p.PID), "\x00")
+	environment := (&inventory.Process{PID: p.PID}).Environment()
 	status, err := proc.ReadStatus(p.PID)
 	path := guest.Unreadable(environment)
 	if err != nil || path == "" {
@@ -163,12 +164,12 @@ func (s *snapshot) unknownSharing(processes []Process, why error) (preflight.Fin
 			continue
 		}
 		use := ncclUse{of: &processes[i]}
-		l, err := s.look(processes[i].PID)
+		p, err := s.Process(processes[i].PID)
 		if err != nil && !errors.Is(err, proc.ErrGone) {
 			return nil, err
 		}
 		if err == nil {
-			use.lookFor(l)
+			use.lookFor(p)
 		}
 		having = append(having, use)
 	}
@@ -246,19 +247,19 @@ func others(users []ncclUse, but *Process) string {
 var ncclFile = regexp.MustCompile(`/libnccl\.so[^/]*$|/dev/shm/nccl-[^/]*$`)
 
 // lookFor looks for NCCL in the process. PyTorch maps NCCL's library in every process.
-func (u *ncclUse) lookFor(l *look) {
-	files := l.matching(ncclFile)
-	for _, f := range l.open {
-		if name := f.name(); ncclFile.MatchString(name) && !slices.Contains(files, name) {
+func (u *ncclUse) lookFor(p *inventory.Process) {
+	files := p.MappedMatching(ncclFile)
+	for _, f := range p.Open() {
+		if name := f.Name(); ncclFile.MatchString(name) && !slices.Contains(files, name) {
 			files = append(files, name)
 		}
 	}
 	for _, file := range files {
 		u.evidence = append(u.evidence, filepath.Base(file))
 	}
-	for _, tid := range l.threads {
+	for _, tid := range p.Threads() {
 		// The threads of a ProcessGroupNCCL: pt_nccl_watchdg, pt_nccl_heartbt.
-		if comm := readText("/proc/%d/task/%d/comm", l.pid, tid); strings.HasPrefix(comm, "pt_nccl") {
+		if comm := readText("/proc/%d/task/%d/comm", p.PID, tid); strings.HasPrefix(comm, "pt_nccl") {
 			u.evidence = append(u.evidence, "thread "+strings.TrimSpace(comm))
 		}
 	}
@@ -266,7 +267,7 @@ func (u *ncclUse) lookFor(l *look) {
 	if more := len(u.evidence) - most; more > 0 {
 		u.evidence = append(u.evidence[:most], fmt.Sprintf("and %d more", more))
 	}
-	u.harmless = ncclIsHarmless(l.environment())
+	u.harmless = ncclIsHarmless(p.Environment())
 }
 
 // ncclIsHarmless reports whether an environment switches off both transports that share device

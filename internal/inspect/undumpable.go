@@ -8,23 +8,23 @@ import (
 	"slices"
 	"strconv"
 	"strings"
-	"sync"
 	"unsafe"
 
 	"golang.org/x/sys/unix"
 
+	"cucriu/internal/inventory"
 	"cucriu/internal/proc"
 )
 
 // traced finds a thread that another process traces. A tracer may trace any single thread.
-func (l *look) traced(found found) {
-	for _, tid := range l.threads {
+func traced(p *inventory.Process, found found) {
+	for _, tid := range p.Threads() {
 		status, err := proc.ReadStatus(tid)
 		if err != nil || status.TracerPID == 0 || status.TracerPID == os.Getpid() {
 			continue
 		}
 		of := "is"
-		if tid != l.pid {
+		if tid != p.PID {
 			of = "has a thread, " + strconv.Itoa(tid) + ", that is"
 		}
 		found(of+" traced by "+processName(status.TracerPID)+" (a debugger?), and a dump or suspend must trace it itself", "")
@@ -39,20 +39,21 @@ const ioURing = "anon_inode:[io_uring]"
 // have libuv inside.
 var ringUser = regexp.MustCompile(`/(liburing|libuv|libtorch_cpu)[^/]*\.so[^/]*$|/uvloop/[^/]+\.so$|/node(js)?$`)
 
-func (l *look) ring(found found) {
-	if !slices.Contains(l.names, ioURing) && !slices.ContainsFunc(l.open, func(f *file) bool { return f.link == ioURing }) {
+func ring(p *inventory.Process, found found) {
+	isRing := func(f *inventory.File) bool { return f.Link == ioURing }
+	if !slices.Contains(p.MappedNames(), ioURing) && !slices.ContainsFunc(p.Open(), isRing) {
 		return
 	}
 	message := "has an io_uring, which criu cannot dump"
-	if users := l.matching(ringUser); len(users) > 0 {
+	if users := p.MappedMatching(ringUser); len(users) > 0 {
 		message += fmt.Sprintf(" (%s may have made it)", strings.Join(users, " or "))
 	}
 	found(message, "")
 }
 
-func (l *look) foreign(found found) {
+func foreign(p *inventory.Process, found found) {
 	capabilities, _ := proc.Capabilities() // none if that cannot be told
-	if of := foreignTo(l.status, os.Getuid(), os.Getgid(), capabilities); of != "" && l.inOurs("user") {
+	if of := foreignTo(p.Status(), os.Getuid(), os.Getgid(), capabilities); of != "" && p.InOurs("user") {
 		found("belongs to "+of+", and criu reads the limits of another user's process only with CAP_SYS_RESOURCE, which this process lacks", "")
 	}
 }
@@ -76,11 +77,12 @@ func foreignTo(status proc.Status, uid, gid int, capabilities uint64) string {
 }
 
 // memoryPolicy warns of one that is not set again, because nobody is there at the restore of a job without CUDA.
-func (l *look) memoryPolicy(found found) {
-	if l.of != nil && slices.ContainsFunc(l.of.looks, func(o *look) bool { return o.uses.libcuda && len(o.uses.devices) > 0 }) {
+func memoryPolicy(p *inventory.Process, found found) {
+	usesCUDA := func(o *inventory.Process) bool { return o.Driver().Libcuda && len(o.Driver().Devices) > 0 }
+	if p.Of != nil && slices.ContainsFunc(p.Of.Processes, usesCUDA) {
 		return
 	}
-	if policy := proc.MemoryPolicy(l.pid); policy != "" {
+	if policy := proc.MemoryPolicy(p.PID); policy != "" {
 		found("has the NUMA memory policy "+policy+", which a restore does not set again", "")
 	}
 }
@@ -88,15 +90,16 @@ func (l *look) memoryPolicy(found found) {
 // otherNamespace refuses a process in other namespaces than the root. criu dumps such mount and
 // network namespaces alone, and restores them only if the root, too, is in another one than criu, as
 // in a container. criu is in our namespaces.
-func (l *look) otherNamespace(found found) {
-	root := l.of.looks[0]
-	if l == root && l.spaces["user"] != namespaceOf("self", "user") && l.inOurs("mnt") {
-		found("is in a user namespace of its own ("+l.spaces["user"]+"), but not in a mount namespace, and criu could not make the mounts that a restore needs there",
+func otherNamespace(p *inventory.Process, found found) {
+	root := p.Of.Processes[0]
+	if p == root && p.Namespace("user") != inventory.NamespaceOf("self", "user") && p.InOurs("mnt") {
+		found("is in a user namespace of its own ("+p.Namespace("user")+"), but not in a mount namespace, "+
+			"and criu could not make the mounts that a restore needs there",
 			"run the job without the user namespace")
 	}
-	for _, kind := range namespaceKinds {
+	for _, kind := range inventory.NamespaceKinds {
 		common, _, _ := strings.Cut(kind, "_") // pid_for_children is a pid namespace, too
-		its, roots, ours := l.spaces[kind], root.spaces[common], namespaceOf("self", common)
+		its, roots, ours := p.Namespace(kind), root.Namespace(common), inventory.NamespaceOf("self", common)
 		nests := (kind == "mnt" || kind == "net") && roots != ours && its != ours
 		if its != "" && its != roots && !nests {
 			found(fmt.Sprintf("is in a different namespace (%s) than the root of the tree (%s), and criu could not restore it there", its, roots), "")
@@ -138,46 +141,47 @@ func isDumpable(device uint64) bool {
 
 // unsupportedFiles finds what criu cannot dump of what the process has open or mapped, each kind
 // once.
-func (l *look) unsupportedFiles(found found) {
+func unsupportedFiles(p *inventory.Process, found found) {
 	kinds := make(map[string]bool)
-	refuse := func(kind string, f *file) {
+	refuse := func(kind string, f *inventory.File) {
 		key, _, _ := strings.Cut(kind, ",") // what follows names the file
 		if kind == "" || kinds[key] {
 			return
 		}
 		kinds[key] = true
-		has, remedy := "has "+kind+" "+f.how, ""
+		has, remedy := "has "+kind+" "+how(f), ""
 		switch {
 		case strings.Contains(kind, "/dev/infiniband/"):
 			remedy = "run the job without RDMA (NCCL_IB_DISABLE=1)"
-		case key == foreignMount && f.number != "":
-			has = fmt.Sprintf("has descriptor %s (%s) on a mount that its namespace does not have (opened before nsenter or unshare, or detached)", f.number, f.name())
-			remedy = "start the job with it closed (" + f.number + "<&-), or opened anew"
+		case key == foreignMount && f.Number != "":
+			has = fmt.Sprintf("has descriptor %s (%s) on a mount that its namespace does not have "+
+				"(opened before nsenter or unshare, or detached)", f.Number, f.Name())
+			remedy = "start the job with it closed (" + f.Number + "<&-), or opened anew"
 		case strings.Contains(kind, "MPTCP"):
 			remedy = "let the job use plain TCP: Go programs do so with GODEBUG=multipathtcp=0, which cucriu run --dir sets"
 		}
 		found(has+", which criu cannot dump", remedy)
 	}
-	for _, m := range l.mapped {
-		refuse(m.unsupportedMapping(), m.file)
+	for _, m := range p.Mapped() {
+		refuse(unsupportedMapping(m.File), m.File)
 	}
-	for _, f := range l.open {
-		refuse(f.unsupportedDescriptor(), f)
+	for _, f := range p.Open() {
+		refuse(unsupportedDescriptor(f), f)
 	}
-	for _, f := range l.own {
+	for _, f := range p.Links() {
 		switch {
-		case f.link == tooLong:
-			refuse(f.link, f)
-		case f.at == "exe":
-			refuse(f.strangeMount(f.mount()), f)
+		case f.Link == inventory.TooLong:
+			refuse(f.Link, f)
+		case f.At == inventory.AtProgram:
+			refuse(strangeMount(f, f.Mount()), f)
 		}
 	}
 }
 
 // guards finds descriptors by which the process controls who opens files: a dump and a restore open them.
-func (l *look) guards(found found) {
-	for _, f := range l.open {
-		if g := proc.Guards(l.pid, f.number, f.link, f.info); g != nil {
+func guards(p *inventory.Process, found found) {
+	for _, f := range p.Open() {
+		if g := proc.Guards(p.PID, f.Number, f.Link, f.Info); g != nil {
 			found(g.What, g.Remedy)
 			return
 		}
@@ -185,52 +189,52 @@ func (l *look) guards(found found) {
 }
 
 // unsupportedDescriptor says what criu cannot dump about a descriptor; "" if it can.
-func (f *file) unsupportedDescriptor() string {
-	kind, name, _ := strings.Cut(f.name(), ":")
+func unsupportedDescriptor(f *inventory.File) string {
+	kind, name, _ := strings.Cut(f.Name(), ":")
 	switch {
-	case strings.HasPrefix(f.link, "/"):
-		return f.unsupportedFile()
-	case f.link == ioURing: // a finding of its own
+	case strings.HasPrefix(f.Link, "/"):
+		return unsupportedFile(f)
+	case f.Link == ioURing: // a finding of its own
 	case kind == "pipe":
-		if f.info().Flags&unix.O_DIRECT != 0 {
+		if f.Info().Flags&unix.O_DIRECT != 0 {
 			return "a pipe in packet mode (O_DIRECT)"
 		}
 	case kind == "socket":
 		protocol := make([]byte, 32)
-		n, err := unix.Getxattr(f.path(), "system.sockprotoname", protocol)
+		n, err := unix.Getxattr(f.Path(), "system.sockprotoname", protocol)
 		if name := string(bytes.TrimRight(protocol[:max(n, 0)], "\x00")); err == nil && !slices.Contains(dumpableProtocols, name) {
 			return "a socket of protocol " + name
 		} else if err == nil && name == "NETLINK" {
-			return f.unsupportedNetlink()
+			return unsupportedNetlink(f)
 		}
 	case kind == "anon_inode" && name == "[timerfd]":
-		if clock := f.info().Field("clockid"); clock != "" && !slices.Contains(dumpableClocks, clock) {
+		if clock := f.Info().Field("clockid"); clock != "" && !slices.Contains(dumpableClocks, clock) {
 			return "a timer of clock " + clock + " (8 is CLOCK_REALTIME_ALARM, 9 CLOCK_BOOTTIME_ALARM)"
 		}
 	case kind == "anon_inode" && name == "[pidfd]":
-		if f.info().Flags&unix.O_EXCL != 0 { // PIDFD_THREAD
+		if f.Info().Flags&unix.O_EXCL != 0 { // PIDFD_THREAD
 			return "a pidfd of a thread"
 		}
-		pid, err := strconv.Atoi(f.info().Field("Pid"))
-		if err == nil && pid != -1 && !slices.ContainsFunc(f.of.of.looks, func(l *look) bool { return l.pid == pid }) { // -1: it has ended
+		pid, err := strconv.Atoi(f.Info().Field("Pid"))
+		if err == nil && pid != -1 && !f.Of.Of.Has(pid) { // -1: it has ended
 			return "a pidfd of a process outside the tree"
 		}
 	case kind == "anon_inode" && slices.Contains(dumpableInodes, name):
-	case namespaceLink.MatchString(f.link):
-		if of := namespaceOf(strconv.Itoa(f.of.pid), kind); of != "" && of != f.link {
-			return f.link + ", a namespace of other processes,"
+	case namespaceLink.MatchString(f.Link):
+		if of := inventory.NamespaceOfProcess(f.Of.PID, kind); of != "" && of != f.Link {
+			return f.Link + ", a namespace of other processes,"
 		}
 	default:
-		return f.name()
+		return f.Name()
 	}
 	return ""
 }
 
 // unsupportedNetlink does so for a netlink socket. criu restores 32 groups, and no messages.
-func (f *file) unsupportedNetlink() string {
+func unsupportedNetlink(f *inventory.File) string {
 	var address unix.Sockaddr
 	groups, unread := make([]byte, 4096), false
-	err := f.shared(func(fd int) (err error) {
+	err := f.Share(func(fd int) (err error) {
 		if address, err = unix.Getsockname(fd); err != nil {
 			return err
 		}
@@ -262,13 +266,13 @@ func (f *file) unsupportedNetlink() string {
 }
 
 // shared does something with a duplicate of a descriptor. It must not wait, or change what is open.
-func (f *file) shared(do func(fd int) error) error {
-	process, err := proc.Open(f.of.pid)
+func shared(f *inventory.File, do func(fd int) error) error {
+	process, err := proc.Open(f.Of.PID)
 	if err != nil {
 		return err
 	}
 	defer process.Close()
-	number, err := strconv.Atoi(f.number)
+	number, err := strconv.Atoi(f.Number)
 	if err != nil {
 		return err
 	}
@@ -281,34 +285,34 @@ func (f *file) shared(do func(fd int) error) error {
 }
 
 // unsupportedFile does so for an open file. Devices are looked for where they usually are.
-func (f *file) unsupportedFile() string {
-	if strings.Contains(f.link, "/dev/") {
-		switch kind := f.kind(); {
-		case kind == unix.S_IFCHR && nvidiaDevice.MatchString(f.name()):
+func unsupportedFile(f *inventory.File) string {
+	if strings.Contains(f.Link, "/dev/") {
+		switch kind := f.Kind(); {
+		case kind == unix.S_IFCHR && f.HasDriverName():
 			return ""
-		case kind == unix.S_IFBLK || kind == unix.S_IFCHR && !isDumpable(f.device()):
-			return f.name()
-		case kind == unix.S_IFCHR && f.device() == tunDevice && f.of.inOurs("net"):
+		case kind == unix.S_IFBLK || kind == unix.S_IFCHR && !isDumpable(f.Device()):
+			return f.Name()
+		case kind == unix.S_IFCHR && f.Device() == tunDevice && f.Of.InOurs("net"):
 			return "a tun device without a network namespace of its own"
-		case kind == unix.S_IFCHR && unix.Major(f.device()) != 1:
+		case kind == unix.S_IFCHR && unix.Major(f.Device()) != 1:
 			return "" // a terminal may be that of another mount namespace
 		}
 	}
-	return f.strangeMount(f.info().Field("mnt_id"))
+	return strangeMount(f, f.Info().Field("mnt_id"))
 }
 
 // unsupportedMapping does so for a mapping.
-func (f *file) unsupportedMapping() string {
+func unsupportedMapping(f *inventory.File) string {
 	switch {
-	case f.name() == "/[aio]" || f.name() == ioURing || strings.Contains(f.link, "/dev/nvidia") && nvidiaDevice.MatchString(f.name()):
-	case strings.HasPrefix(f.link, "anon_inode:"), f.link == "[uprobes]":
-		return f.name()
-	case strings.HasPrefix(f.link, "/SYSV") && f.removed() && f.of.inOurs("ipc"):
+	case f.Name() == "/[aio]" || f.Name() == ioURing || f.HasDriverName():
+	case strings.HasPrefix(f.Link, "anon_inode:"), f.Link == "[uprobes]":
+		return f.Name()
+	case strings.HasPrefix(f.Link, "/SYSV") && f.Removed() && f.Of.InOurs("ipc"):
 		return "SysV shared memory without an ipc namespace of its own"
-	case f.removed():
-		return f.strangeMount(f.mount())
-	case strings.Contains(f.link, "/dev/") && f.kind() == unix.S_IFCHR && f.device() != zeroDevice:
-		return f.name()
+	case f.Removed():
+		return strangeMount(f, f.Mount())
+	case strings.Contains(f.Link, "/dev/") && f.Kind() == unix.S_IFCHR && f.Device() != zeroDevice:
+		return f.Name()
 	}
 	return ""
 }
@@ -318,49 +322,20 @@ const foreignMount = "a file on a mount that its namespace does not have"
 // strangeMount names a file that is used through a mount which is not in the namespace of the
 // process. What is in another mount namespace than the root is refused for that. A file that has been closed since it was
 // found has no mount.
-func (f *file) strangeMount(mount string) string {
-	root := f.of.of
-	if mount == "" || root.rootMounts == nil || f.of.spaces["mnt"] != root.looks[0].spaces["mnt"] || root.rootMounts[mount] || f.hasHugePages() {
+func strangeMount(f *inventory.File, mount string) string {
+	tree := f.Of.Of
+	if f.Of.Namespace("mnt") != tree.Processes[0].Namespace("mnt") || tree.HasMount(mount) || hasHugePages(f) {
 		return ""
 	}
-	return foreignMount + ", " + f.name() + ","
-}
-
-// memoryMount is the mount of shared memory without a name (memfd, SysV). No namespace shows it.
-var memoryMount = sync.OnceValue(func() string {
-	fd, err := unix.MemfdCreate("cucriu", unix.MFD_CLOEXEC)
-	if err != nil {
-		return ""
-	}
-	defer unix.Close(fd)
-	var stat unix.Statx_t
-	_ = unix.Statx(fd, "", unix.AT_EMPTY_PATH, unix.STATX_MNT_ID, &stat)
-	return (&file{statted: &stat}).mount()
-})
-
-// mounts returns the ids of the mounts in the namespace of the process; nil if it has ended.
-func (l *look) mounts() map[string]bool {
-	reader := strconv.Itoa(l.pid)
-	if l.inOurs("mnt") {
-		reader = "self" // the process may not see all of them (chroot)
-	}
-	text := readText("/proc/%s/mountinfo", reader)
-	if text == "" {
-		return nil
-	}
-	ids := map[string]bool{"": true, memoryMount(): true}
-	for line := range strings.Lines(text) {
-		id, _, _ := strings.Cut(line, " ")
-		ids[id] = true
-	}
-	return ids
+	return foreignMount + ", " + f.Name() + ","
 }
 
 // hasHugePages reports whether a file is memory in huge pages that criu will know as such: it
 // maps a page of each size, and does without the sizes of which there is none.
-func (f *file) hasHugePages() bool {
+func hasHugePages(f *inventory.File) bool {
 	var fs unix.Statfs_t
-	if !strings.HasPrefix(f.link, "/memfd:") && f.name() != "/anon_hugepage" || unix.Statfs(f.path(), &fs) != nil || fs.Type != unix.HUGETLBFS_MAGIC {
+	isMemory := strings.HasPrefix(f.Link, "/memfd:") || f.Name() == "/anon_hugepage"
+	if !isMemory || unix.Statfs(f.Path(), &fs) != nil || fs.Type != unix.HUGETLBFS_MAGIC {
 		return false
 	}
 	var log2 int

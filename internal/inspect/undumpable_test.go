@@ -12,16 +12,17 @@ import (
 	"golang.org/x/sys/unix"
 
 	"cucriu/hooks/preflight"
+	"cucriu/internal/inventory"
 	"cucriu/internal/proc"
 )
 
-func judge(t *testing.T, pid int) preflight.Findings {
+func look(t *testing.T, pid int) *snapshot {
 	t.Helper()
-	s, err := snapshotOf([]int{pid})
+	tree, err := inventory.Of([]int{pid})
 	if err != nil {
 		t.Fatal(err)
 	}
-	return s.judge()
+	return &snapshot{tree}
 }
 
 // TestMPTCPSocketsAreFound, and those of TCP are not taken for some.
@@ -37,7 +38,7 @@ func TestMPTCPSocketsAreFound(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			if is := judge(t, os.Getpid()).Has(preflight.FindingUnsupportedFile); is != multipath {
+			if is := look(t, os.Getpid()).judge().Has(preflight.FindingUnsupportedFile); is != multipath {
 				t.Errorf("%s, MPTCP %v: found %v", address, multipath, is)
 			}
 			listener.Close()
@@ -64,10 +65,7 @@ func TestSocketsThatAnOldCriuCannotDump(t *testing.T) {
 		if err := cmd.Start(); err != nil {
 			t.Fatal(err)
 		}
-		s, err := snapshotOf([]int{cmd.Process.Pid})
-		if err != nil {
-			t.Fatal(err)
-		}
+		s := look(t, cmd.Process.Pid)
 		for version, want := range map[string]bool{"4.1.1": hidden, "4.2": false} {
 			if found := s.socketFindings(version); found.Has(preflight.FindingCriuVersion) != want {
 				t.Errorf("%s, CRIU %s: %v, want some: %v", name, version, found, want)
@@ -100,7 +98,7 @@ func TestProcessesOfOthersNeedACapability(t *testing.T) {
 				t.Fatal(err)
 			}
 			defer func() { _, _ = cmd.Process.Kill(), cmd.Wait() }()
-			if is := judge(t, cmd.Process.Pid).Has(preflight.FindingOtherUser); is != (test.foreign && !has) {
+			if is := look(t, cmd.Process.Pid).judge().Has(preflight.FindingOtherUser); is != (test.foreign && !has) {
 				t.Errorf("found %v, and CAP_SYS_RESOURCE is there: %v", is, has)
 			}
 			status, err := proc.ReadStatus(cmd.Process.Pid)

@@ -11,10 +11,10 @@ import (
 	"strings"
 	"time"
 
-	"github.com/prometheus/procfs"
 	"golang.org/x/sys/unix"
 
 	"cucriu/hooks/preflight"
+	"cucriu/internal/inventory"
 	"cucriu/internal/proc"
 )
 
@@ -22,7 +22,7 @@ import (
 // the kernel tells of it, on all mounts of its file system. If that fails, as on an overlay without nfs_export,
 // criu looks for the inode under the names that it is told of (--irmap-scan-path), and in few other places.
 type watch struct {
-	*file
+	*inventory.File
 	target inode
 	handle unix.FileHandle
 }
@@ -32,26 +32,24 @@ type inode struct{ device, number uint64 }
 
 // watches finds the names of what is watched and cannot be opened by its handle, and refuses what has none.
 func (s *snapshot) watches(w *Wanted) {
-	var mounts []mounted
 	var unopened []watch
 	refuse := func(f watch, what string) {
-		w.Findings = append(w.Findings, f.of.about(preflight.New(preflight.FindingUnsupportedFile,
-			fmt.Sprintf("watches (descriptor %s, %s) %s, and criu cannot dump that watch", f.number, strings.TrimPrefix(f.link, "anon_inode:"), what),
+		w.Findings = append(w.Findings, about(f.Of, preflight.New(preflight.FindingUnsupportedFile,
+			fmt.Sprintf("watches (descriptor %s, %s) %s, and criu cannot dump that watch",
+				f.Number, strings.TrimPrefix(f.Link, "anon_inode:"), what),
 			"let the job do without it (many programs can poll), or watch another file system; an overlay can be mounted with -o index=on,nfs_export=on")))
 	}
-	for f := range s.open {
-		if f.link == fanotify && f.info().Field("fanotify sdev") != "" {
-			refuse(watch{file: f}, "a whole file system")
+	for f := range s.Open {
+		if f.Link == fanotify && f.Info().Field("fanotify sdev") != "" {
+			refuse(watch{File: f}, "a whole file system")
 		}
-		for _, watched := range f.watched() {
-			if mounts == nil {
-				mounts = s.mounted()
-			}
-			opened, named := watched.open(mounts)
-			switch at := mountsOf(mounts, watched.target.device); {
+		for _, watched := range watched(f) {
+			opened, named := watched.open(s)
+			switch at := mountsOf(s.Mounts(), watched.target.device); {
 			case !opened:
 				unopened = append(unopened, watched)
-			case !named && (at[0].kind == "tmpfs" || at[0].kind == "devtmpfs"): // elsewhere criu opens the handle at the restore, too
+			// Elsewhere criu opens the handle at the restore, too.
+			case !named && (at[0].Kind == "tmpfs" || at[0].Kind == "devtmpfs"):
 				refuse(watched, "a file without a name on "+describeMount(at))
 			}
 		}
@@ -59,17 +57,18 @@ func (s *snapshot) watches(w *Wanted) {
 	if len(unopened) == 0 {
 		return
 	}
-	names := namesOf(unopened, slices.DeleteFunc(slices.Clone(mounts), func(m mounted) bool {
-		return !slices.ContainsFunc(unopened, func(w watch) bool { return w.target.device == m.device })
+	names := namesOf(unopened, s.MountRoot(), slices.DeleteFunc(slices.Clone(s.Mounts()), func(m inventory.Mount) bool {
+		return !slices.ContainsFunc(unopened, func(w watch) bool { return w.target.device == m.Device })
 	}))
 	for _, watched := range unopened {
 		name := names[watched.target]
 		if name == "" {
-			refuse(watched, "a file whose name was not found on "+describeMount(mountsOf(mounts, watched.target.device)))
+			refuse(watched, "a file whose name was not found on "+describeMount(mountsOf(s.Mounts(), watched.target.device)))
 		} else if !slices.Contains(w.Options.Watched, name) {
 			w.Options.Watched = append(w.Options.Watched, name)
 			shown := proc.Printable(name)
-			w.add("--irmap-scan-path "+shown, fmt.Sprintf("process %d watches %s, which criu can find by its name alone", watched.of.pid, shown), "")
+			w.add("--irmap-scan-path "+shown,
+				fmt.Sprintf("process %d watches %s, which criu can find by its name alone", watched.Of.PID, shown), "")
 		}
 	}
 }
@@ -77,12 +76,12 @@ func (s *snapshot) watches(w *Wanted) {
 const fanotify = "anon_inode:[fanotify]"
 
 // watched parses what a descriptor watches. The kernel prints all numbers in base 16.
-func (f *file) watched() (all []watch) {
-	if f.link != "anon_inode:inotify" && f.link != fanotify {
+func watched(f *inventory.File) (all []watch) {
+	if f.Link != "anon_inode:inotify" && f.Link != fanotify {
 		return nil
 	}
-	for _, line := range slices.Concat(f.info().Fields("inotify wd"), f.info().Fields("fanotify ino")) {
-		w := watch{file: f}
+	for _, line := range slices.Concat(f.Info().Fields("inotify wd"), f.Info().Fields("fanotify ino")) {
+		w := watch{File: f}
 		var kind uint64
 		for i, field := range strings.Fields(line) {
 			name, value, named := strings.Cut(field, ":")
@@ -107,48 +106,22 @@ func (f *file) watched() (all []watch) {
 	return all
 }
 
-// mounted is a mount in the namespace of the root, where criu looks.
-type mounted struct {
-	device uint64
-	at     string // as the job knows it
-	root   string // how we reach the root of that namespace
-	kind   string
+func mountsOf(all []inventory.Mount, device uint64) []inventory.Mount {
+	return slices.DeleteFunc(slices.Clone(all), func(m inventory.Mount) bool { return m.Device != device })
 }
 
-var unescapeMount = strings.NewReplacer(`\040`, " ", `\011`, "\t", `\012`, "\n", `\134`, `\`)
-
-// mounted lists the mounts; it is never nil.
-func (s *snapshot) mounted() []mounted {
-	root, reader, at := s.looks[0], os.Getpid(), "/" // the process may not see all of them (chroot)
-	if !root.inOurs("mnt") {
-		reader, at = root.pid, fmt.Sprintf("/proc/%d/root", root.pid)
-	}
-	all := []mounted{}
-	found, _ := procfs.GetProcMounts(reader) // of one that has ended there are none
-	for _, m := range found {
-		var major, minor uint32
-		if _, err := fmt.Sscanf(m.MajorMinorVer, "%d:%d", &major, &minor); err == nil {
-			all = append(all, mounted{unix.Mkdev(major, minor), unescapeMount.Replace(m.MountPoint), at, m.FSType})
-		}
-	}
-	return all
-}
-
-func mountsOf(all []mounted, device uint64) []mounted {
-	return slices.DeleteFunc(slices.Clone(all), func(m mounted) bool { return m.device != device })
-}
-
-func describeMount(at []mounted) string {
+func describeMount(at []inventory.Mount) string {
 	if len(at) == 0 {
 		return "a file system that is not mounted"
 	}
-	return proc.Printable(fmt.Sprintf("the file system at %s (%s)", at[0].at, at[0].kind))
+	return proc.Printable(fmt.Sprintf("the file system at %s (%s)", at[0].At, at[0].Kind))
 }
 
 // open tries whether criu could open the handle, and whether it would find a name then.
-func (w watch) open(all []mounted) (opened, named bool) {
-	for _, m := range mountsOf(all, w.target.device) {
-		dir, err := unix.Open(filepath.Join(m.root, m.at), unix.O_DIRECTORY|unix.O_NONBLOCK|unix.O_CLOEXEC, 0)
+func (w watch) open(s *snapshot) (opened, named bool) {
+	root := s.MountRoot()
+	for _, m := range mountsOf(s.Mounts(), w.target.device) {
+		dir, err := unix.Open(filepath.Join(root, m.At), unix.O_DIRECTORY|unix.O_NONBLOCK|unix.O_CLOEXEC, 0)
 		if err != nil {
 			continue
 		}
@@ -161,7 +134,7 @@ func (w watch) open(all []mounted) (opened, named bool) {
 		name, err := os.Readlink(fmt.Sprintf("/proc/self/fd/%d", fd))
 		unix.Close(fd)
 		var stat unix.Stat_t
-		if err == nil && unix.Stat(filepath.Join(m.root, name), &stat) == nil && stat.Ino == w.target.number {
+		if err == nil && unix.Stat(filepath.Join(root, name), &stat) == nil && stat.Ino == w.target.number {
 			return true, true
 		}
 	}
@@ -175,7 +148,7 @@ const (
 )
 
 // namesOf looks through file systems for the names of files, as the job knows them. Those may be slow, or hang.
-func namesOf(files []watch, in []mounted) map[inode]string {
+func namesOf(files []watch, root string, in []inventory.Mount) map[inode]string {
 	wanted := make(map[inode]bool)
 	for _, f := range files {
 		wanted[f.target] = true
@@ -184,7 +157,7 @@ func namesOf(files []watch, in []mounted) map[inode]string {
 	go func() {
 		names, looked, end := make(map[inode]string), 0, time.Now().Add(nameTime)
 		for _, m := range in {
-			top := filepath.Join(m.root, m.at)
+			top := filepath.Join(root, m.At)
 			_ = filepath.WalkDir(top, func(path string, entry fs.DirEntry, err error) error {
 				var stat unix.Stat_t
 				if looked++; len(names) == len(wanted) || looked > nameFiles || time.Now().After(end) {
@@ -194,9 +167,9 @@ func namesOf(files []watch, in []mounted) map[inode]string {
 					return nil
 				}
 				if is := (inode{stat.Dev, stat.Ino}); wanted[is] && names[is] == "" {
-					names[is] = filepath.Join(m.at, strings.TrimPrefix(path, top))
+					names[is] = filepath.Join(m.At, strings.TrimPrefix(path, top))
 				}
-				if err != nil || entry.IsDir() && stat.Dev != m.device {
+				if err != nil || entry.IsDir() && stat.Dev != m.Device {
 					return fs.SkipDir
 				}
 				return nil

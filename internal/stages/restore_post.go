@@ -8,7 +8,7 @@ import (
 	"cucriu/cudackpt"
 	"cucriu/internal/engine"
 	"cucriu/internal/imagedir"
-	"cucriu/internal/inspect"
+	"cucriu/internal/inventory"
 	"cucriu/internal/journal"
 	"cucriu/internal/proc"
 	"cucriu/internal/session"
@@ -91,7 +91,7 @@ func (c *call) killForeign(ctx context.Context) error {
 		return err
 	}
 	for _, pid := range pids {
-		if uses, err := inspect.MapsLibcuda(pid); err != nil || !uses {
+		if uses, err := inventory.MapsLibcuda(pid); err != nil || !uses {
 			continue
 		}
 		driver, err := c.OpenDriver()

@@ -34,7 +34,10 @@ var layers = [][]string{
 	{"hooks/image"},
 	{"internal/imagedir"},
 	{"internal/agent", "internal/gpumap", "internal/migrate/wire", "hooks/timeline"},
-	{"cudackpt", "criuutil", "internal/criuimage", "internal/inject", "internal/netlock", "internal/nvrm", "internal/pages", "internal/failpoint"},
+	{
+		"cudackpt", "criuutil", "internal/criuimage", "internal/inject", "internal/inventory", "internal/netlock",
+		"internal/nvrm", "internal/pages", "internal/failpoint",
+	},
 	{"internal/first", "internal/guest", "internal/pagemap", "internal/proc", "internal/records", "internal/rundir"},
 	{"internal/durable"},
 	{"hooks/preflight", "internal/fault", "internal/jobs/life", "internal/migrate/commit", "internal/migrate/predict", "internal/jsonlines", "internal/testenv/quick", "internal/testenv/reaper", "internal/self", "internal/units", "internal/version"},

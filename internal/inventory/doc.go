@@ -1,0 +1,18 @@
+// Package inventory knows what the processes of a tree have: descriptors, mappings, links, sockets, namespaces and
+// mounts. It reads each of these once, and whoever asks about a process asks here. It changes nothing, judges
+// nothing, and knows neither criu nor a session.
+//
+// A tree is looked at twice:
+//
+//   - [Advice] is read before anything is touched. The processes run meanwhile, so it may be out of date as soon as
+//     it is read: it says what would probably become of a dump, and a refusal for it costs nothing.
+//   - [Truth] is read when all processes of the tree have been stopped, and stays true until one of them runs.
+//
+// Neither is used again once a process has run, or was changed, since it was read. [Now] is for what is asked in
+// between, such as about a process that was born while the tree was being stopped, or what a checkpoint has left
+// open: it is a look at one process for one question, and is neither advice nor truth.
+//
+// What makes a process one of the tree is read at once: its mappings, descriptors, own links, namespaces, threads and
+// status. All else is read when it is asked for, and then kept: what /proc tells of a descriptor, the state of a
+// file, the environment, the mounts, and the sockets of a network namespace.
+package inventory

@@ -1,0 +1,137 @@
+package inventory
+
+import (
+	"errors"
+	"os"
+	"runtime"
+	"slices"
+	"strconv"
+	"sync"
+
+	"cucriu/internal/proc"
+)
+
+// Tree is a process and its descendants with what they have.
+type Tree struct {
+	PIDs      []int      // all, also of those that have ended
+	Processes []*Process // those that could be read, in the same order
+
+	programs   once[map[string]bool]
+	mounts     once[[]Mount]
+	mountIDs   once[map[string]bool]
+	unix       once[unixAnswer]
+	tcpMutex   sync.Mutex
+	tcpSockets map[string][]proc.TCPSocket // by network namespace
+}
+
+// Advice reads the tree below root before anything is touched. It may run. Processes that have ended are left out. If
+// the root, or one that has not ended, cannot be read, the error says why; the tree has the others, and is nil only if
+// they could not be listed.
+func Advice(root int) (*Tree, error) { return below(root) }
+
+// Truth is [Advice] about a tree of which every process has been stopped.
+func Truth(root int) (*Tree, error) { return below(root) }
+
+func below(root int) (*Tree, error) {
+	pids, err := proc.Tree(root)
+	if err != nil {
+		return nil, err
+	}
+	return Of(pids)
+}
+
+// Of is [Advice] about processes that are listed already; the first is the root.
+func Of(pids []int) (*Tree, error) {
+	t := &Tree{PIDs: pids, tcpSockets: make(map[string][]proc.TCPSocket)}
+	all, errs := make([]*Process, len(pids)), make([]error, len(pids))
+	proc.AtOnce(runtime.NumCPU(), len(pids), func(i int) {
+		all[i] = &Process{Of: t, PID: pids[i]}
+		errs[i] = all[i].read()
+	})
+	var failed error
+	for i, p := range all {
+		switch {
+		case errs[i] == nil:
+			t.Processes = append(t.Processes, p)
+		case i == 0 || !errors.Is(errs[i], proc.ErrGone):
+			failed = errors.Join(failed, errs[i])
+		}
+	}
+	return t, failed
+}
+
+// Has reports whether a process of the tree could be read.
+func (t *Tree) Has(pid int) bool { return t.find(pid) != nil }
+
+func (t *Tree) find(pid int) *Process {
+	if t != nil {
+		if i := slices.IndexFunc(t.Processes, func(p *Process) bool { return p.PID == pid }); i >= 0 {
+			return t.Processes[i]
+		}
+	}
+	return nil
+}
+
+// Process returns a process of the tree. One that the tree does not have, or of which there is no tree, is read [Now].
+func (t *Tree) Process(pid int) (*Process, error) {
+	if p := t.find(pid); p != nil {
+		return p, nil
+	}
+	return Now(pid)
+}
+
+// Open yields the descriptors of all processes.
+func (t *Tree) Open(yield func(*File) bool) {
+	for _, p := range t.Processes {
+		for _, f := range p.Open() {
+			if !yield(f) {
+				return
+			}
+		}
+	}
+}
+
+// Inodes returns a descriptor for each inode of a kind, which is "socket" or "pipe".
+func (t *Tree) Inodes(kind string) map[uint64]*File {
+	found := make(map[uint64]*File)
+	for f := range t.Open {
+		if inode, is := f.Inode(kind); is && found[inode] == nil {
+			found[inode] = f
+		}
+	}
+	return found
+}
+
+// Executes reports whether a process of the tree executes a program, given by its path.
+func (t *Tree) Executes(program string) bool {
+	programs, _ := t.programs.get(func() (map[string]bool, error) {
+		all := make(map[string]bool)
+		for _, p := range t.Processes {
+			all[p.Program()] = true
+		}
+		return all, nil
+	})
+	return programs[program]
+}
+
+// once is a part of what is known, which is read the first time that it is asked for.
+type once[T any] struct {
+	once  sync.Once
+	value T
+	err   error
+}
+
+func (o *once[T]) get(read func() (T, error)) (T, error) {
+	o.once.Do(func() { o.value, o.err = read() })
+	return o.value, o.err
+}
+
+// NamespaceOf returns the namespace of a process or thread, which may be "self"; "" if it has ended, or if the kernel
+// does not have the kind.
+func NamespaceOf(pid, kind string) string {
+	link, _ := os.Readlink("/proc/" + pid + "/ns/" + kind)
+	return link
+}
+
+// NamespaceOfProcess is [NamespaceOf] by number.
+func NamespaceOfProcess(pid int, kind string) string { return NamespaceOf(strconv.Itoa(pid), kind) }
