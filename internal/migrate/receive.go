@@ -6,14 +6,19 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"slices"
+
+	"golang.org/x/sys/unix"
 
 	"cucriu/hooks"
 	"cucriu/hooks/checkpoint"
 	"cucriu/hooks/preflight"
 	"cucriu/hooks/timeline"
+	"cucriu/internal/fault"
 	"cucriu/internal/migrate/commit"
 	"cucriu/internal/migrate/prepare"
 	"cucriu/internal/migrate/wire"
+	"cucriu/internal/proc"
 )
 
 // ReceiveOptions say how a destination receives a job.
@@ -185,6 +190,29 @@ func (d *destination) greet(ctx context.Context) (err error) {
 	return reach(ctx, "receive.greeted")
 }
 
+// refuseShortLived refuses a job that would end with this program: a pid namespace ends with its first process, and that is
+// this one, or only waits for this one.
+func refuseShortLived() error {
+	self := os.Getpid()
+	line := []int{self}
+	for pid := self; pid > 1; line = append(line, pid) {
+		status, err := proc.ReadStatus(pid)
+		if err != nil {
+			return nil // /proc shows another namespace
+		}
+		pid = status.PPID
+	}
+	first, firstErr := unix.Getsid(1)
+	ours, err := unix.Getsid(0)
+	all, allErr := proc.All()
+	others := slices.ContainsFunc(all, func(pid int) bool { return !slices.Contains(line, pid) })
+	if self != 1 && (errors.Join(firstErr, err, allErr) != nil || first != ours || others) {
+		return nil
+	}
+	return fault.New("the job would end with cucriu receive: there is nothing else in its pid namespace there",
+		"reach a namespace that stays: by ssh, nsenter, or docker or kubectl exec into a container that runs")
+}
+
 // fail tells the source that what it asked for has failed here.
 func (d *destination) fail(asked string, err error) error {
 	return d.Send(sayFailed, failure{Error: err.Error(), Refused: preflight.Refused(err), Asked: asked})
@@ -198,6 +226,9 @@ func (d *destination) handle(ctx context.Context, m wire.Message) error {
 	case sayPrepare, sayJob:
 		if d.job != nil {
 			return errors.New("a job was already described")
+		}
+		if err := refuseShortLived(); err != nil {
+			return preflight.AsRefusal(err)
 		}
 		if m.Kind == sayPrepare {
 			d.job = newTreeArrival(d)

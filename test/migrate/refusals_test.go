@@ -51,6 +51,8 @@ func TestWhatCannotMoveIsRefused(t *testing.T) {
 			"nobody reachable":          {[]string{"-t", w.Root(), "--to", "nobody"}, 3, "cannot start cucriu on nobody (exit 255); try: ssh nobody cucriu --version"},
 			"without cucriu there":      {[]string{"-t", w.Root(), "--to", "b", "--remote-cucriu", "/nothing/cucriu"}, 3, "/nothing/cucriu is not found on b, in the PATH of a command that ssh runs: install it there, or specify where it is with --remote-cucriu"},
 			"not root there":            {[]string{"-t", w.Root(), "--to", "b", "--remote-cucriu", "setpriv --reuid 65534 --clear-groups cucriu"}, 3, "cucriu on b refused, as it says above; if it must run as root there: --to root@b"},
+			"a namespace that ends":     {[]string{"-t", w.Root(), "--to", "b", "--remote-cucriu", "unshare --pid --fork --mount-proc cucriu"}, 3, "the job would end with cucriu receive: there is nothing else in its pid namespace there: reach a namespace that stays"},
+			"a namespace with a shell":  {[]string{"--job", "train", "--to", "b", "--remote-cucriu", "unshare --pid --fork --mount-proc sh -c '\"$@\"; exit $?' sh cucriu"}, 3, "the job would end with cucriu receive"},
 			"a shell that fails":        {[]string{"--job", "train", "--to", "b", "--rsh", "false"}, 3, "cannot start cucriu on b (exit 1); try: false b cucriu --version"},
 			"a shell that does nothing": {[]string{"--job", "train", "--to", "b", "--rsh", "true"}, 3, "cannot start cucriu on b (exit 0); try: true b cucriu --version"},
 			"a thread":                  {[]string{"-t", thread, "--to", "b"}, 3, "is a thread of process " + w.Root()},
