@@ -12,6 +12,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/gofrs/flock"
 	"golang.org/x/sys/unix"
 
 	"cucriu/hooks/checkpoint"
@@ -63,7 +64,16 @@ func (s *starter) adopt(ctx context.Context) error {
 	if s.Adopt == 0 {
 		return fmt.Errorf("%s has ended, and there was no checkpoint of it yet: start it again, and adopt it again (--adopt PID)", s.record.Name)
 	}
+	// Of two that want it at the same time, the second sees what the first has noted.
+	turn := flock.New(filepath.Join(s.hook.Config.RunDir, "adopting"))
+	if _, err := turn.TryLockContext(ctx, adoptPause); err != nil {
+		return fmt.Errorf("run directory: %w", err)
+	}
+	defer turn.Close()
 	root, err := proc.IdentOf(s.Adopt)
+	if err == nil {
+		err = s.refuseSupervised()
+	}
 	if err == nil {
 		err = checkAdoptable(ctx, s.core)
 	}
@@ -84,6 +94,17 @@ func (s *starter) adopt(ctx context.Context) error {
 	}
 	s.tell(Event{Event: EventStarted, Message: fmt.Sprintf("%s: process %d is now supervised: %s", s.record.Name, s.Adopt, strings.Join(s.record.Command, " "))})
 	return s.openRoot()
+}
+
+const adoptPause = 20 * time.Millisecond
+
+// refuseSupervised refuses a process of a long job, which could otherwise be resumed from the checkpoints of two.
+func (s *starter) refuseSupervised() error {
+	l, meaning, err := Involving(s.hook.Config.RunDir, s.Adopt, true)
+	if err != nil || l == nil || l.Dir == s.Dir { // this one's supervisor is below the shell that started it
+		return err
+	}
+	return fault.New("it "+meaning, fmt.Sprintf("cucriu jobs show %s shows that; cucriu jobs stop %[1]s ends it, with a checkpoint", l.Name))
 }
 
 // checkAdoptable finds what keeps a job from being dumped as it runs, and from going on in a sandbox.

@@ -360,6 +360,42 @@ func TestAnAdoptedJobEndsWhenItIsTakenOver(t *testing.T) {
 	})
 }
 
+// TestASupervisedJobIsNotAdoptedAgain: two directories could each resume it, one after the other or at the same time.
+func TestASupervisedJobIsNotAdoptedAgain(t *testing.T) {
+	testenv.Simulated(t, func(t *testing.T) {
+		w := newMixedWorld(t)
+		pid, _ := w.startsItself()
+		others := make([]*exec.Cmd, 3) // at the same time
+		said := make([]strings.Builder, len(others))
+		for i := range others {
+			dir := filepath.Join(w.t.TempDir(), fmt.Sprintf("other%d", i))
+			others[i] = w.host.CucriuCommand("run", "--dir", dir, "--adopt", strconv.Itoa(pid))
+			others[i].Stderr = &said[i]
+			start(t, others[i])
+		}
+		ended := make(chan error, len(others))
+		for _, other := range others {
+			go func() { ended <- other.Wait() }()
+		}
+		<-ended
+		<-ended // the third supervises it
+		w.adopts(pid).ends(125, "it belongs to the long job other")
+		if err := unix.Kill(pid, unix.SIGKILL); err != nil {
+			t.Fatal(err)
+		}
+		<-ended
+		refused := 0
+		for i := range said {
+			if strings.Contains(said[i].String(), "was not touched: it belongs to the long job other") {
+				refused++
+			}
+		}
+		if refused != 2 {
+			t.Errorf("%d were refused, of\n%s\n%s\n%s", refused, said[0].String(), said[1].String(), said[2].String())
+		}
+	})
+}
+
 // TestWhatCannotBeAdopted is refused, and not touched.
 func TestWhatCannotBeAdopted(t *testing.T) {
 	testenv.Simulated(t, func(t *testing.T) {
