@@ -10,6 +10,7 @@ import (
 	"os"
 	"os/exec"
 	"slices"
+	"time"
 
 	"github.com/checkpoint-restore/go-criu/v7/rpc"
 	"golang.org/x/sys/unix"
@@ -101,7 +102,10 @@ type Notify func(ctx context.Context, stage string, pid int) error
 func (s *Swrk) Do(ctx context.Context, kind rpc.CriuReqType, opts *rpc.CriuOpts, notify Notify) (*rpc.CriuResp, error) {
 	opts.NotifyScripts = proto.Bool(true)
 	request := &rpc.CriuReq{Type: kind.Enum(), Opts: opts}
-	harmless := context.AfterFunc(ctx, func() { _ = s.Process.Signal(unix.SIGKILL) })
+	harmless := context.AfterFunc(ctx, func() { // with all that a wrapper of criu has started
+		_ = unix.Kill(-s.Process.PID, unix.SIGKILL)
+		_ = s.conn.SetDeadline(time.Now())
+	})
 	defer harmless()
 	var failed error
 	for begun := false; ; begun = true {

@@ -12,10 +12,16 @@ import (
 	"google.golang.org/protobuf/proto"
 )
 
-// TestACriuThatHangsIsKilled before it has begun, when somebody gives up.
+// TestACriuThatHangsIsKilled before it has begun, when somebody gives up, with what a wrapper has started.
 func TestACriuThatHangsIsKilled(t *testing.T) {
+	for name, program := range map[string]string{"criu": "exec sleep 1000", "a wrapper": "sleep 1000; exit 1"} {
+		t.Run(name, func(t *testing.T) { hangsAndIsKilled(t, program) })
+	}
+}
+
+func hangsAndIsKilled(t *testing.T, program string) {
 	path := filepath.Join(t.TempDir(), "criu")
-	if err := os.WriteFile(path, []byte("#!/bin/sh\nexec sleep 1000\n"), 0o700); err != nil {
+	if err := os.WriteFile(path, []byte("#!/bin/sh\n"+program+"\n"), 0o700); err != nil {
 		t.Fatal(err)
 	}
 	swrk, err := StartSwrk(path, os.Environ(), os.Stderr)
