@@ -177,7 +177,7 @@ var topics = []Topic{
 	{"**The image**", []Kind{
 		{FindingImage, refuses, "what the image contains; an error if there is none, or it is incomplete or damaged", "copy the image again from its source, or restore another one", !forced},
 		{FindingPIDTaken, refuses, "a process of this host uses a pid, process group or session ID of the image; often it is the job itself. Images with a pid namespace of their own need none", "end that process (if it is the job itself, only to go back to this image), or restore in a pid namespace of its own (unshare --pid --fork --mount-proc cucriu restore --foreground -D DIR)", !forced},
-		{FindingTerminal, refuses, "the job has a terminal, but the restore has none on its standard input", "restore from a terminal, or with a new one, as in: script -qc 'cucriu restore …' /dev/null", !forced},
+		{FindingTerminal, refuses, "the job has a terminal, but the restore has none on its standard input", "restore from a terminal, or a new one: script -qc 'cucriu restore --foreground …' /dev/null", !forced},
 		{FindingDriverVersion, refuses, "the image was made with another driver version, whose state is part of it", "restore on a host with the same driver version", !forced},
 		{FindingGPUMap, refuses, "too few GPUs, another model, or contradicting rules of the [GPU map](configuration.md#the-gpu-map)", "`cucriu map -D DIR` explains the plan", !forced},
 		{FindingGPUMemory, refuses, "a GPU has too little free memory. A process that runs out of it in a restore is lost", "free memory on it, or map to another GPU; see nvidia-smi on this host", !forced},

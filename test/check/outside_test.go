@@ -252,6 +252,22 @@ func TestARestoreWithoutATerminalIsForetold(t *testing.T) {
 			t.Fatal(err)
 		}
 		job.Runs()
+
+		images = testenv.NewImages(t)
+		testenv.Exits(t, host, 0, "dump", "-t", job.Root(), "-D", images)
+		testenv.Eventually(t, testenv.Soon, "the job is gone", job.Gone)
+		out := testenv.Exits(t, host, testenv.StatusRefused, "restore", "-D", images)
+		_, remedy, _ := strings.Cut(out, "or a new one: ") // script -qc 'cucriu restore --foreground …' /dev/null
+		restore = host.Command("sh", "-c", strings.ReplaceAll(strings.TrimSpace(remedy), "…", "-D "+images))
+		restore.Env = append(restore.Env, "PATH="+filepath.Dir(host.CucriuCommand().Path)+":"+os.Getenv("PATH"))
+		if err := restore.Start(); err != nil {
+			t.Fatal(err)
+		}
+		job.Runs()
+		job.Kill()
+		if err := restore.Wait(); err != nil {
+			t.Error(err)
+		}
 	})
 }
 
