@@ -310,8 +310,16 @@ func pidFileFlag(cmd *cobra.Command, to *string, usage string) {
 		if *to = text; text != "" && existing(filepath.Dir(text)+"/.") == "" {
 			return fmt.Errorf("there is no directory %s", filepath.Dir(text))
 		}
-		return nil
+		return requireFile(text)
 	}}, "pidfile", usage)
+}
+
+// requireFile refuses a path at which there is something that a file must not take the place of.
+func requireFile(path string) error {
+	if stat, err := os.Lstat(path); err == nil && !stat.Mode().IsRegular() {
+		return fmt.Errorf("%s is no regular file, which would be replaced: name a file", path)
+	}
+	return nil
 }
 
 // uuidFlag adds the flag that shows UUIDs beside the indexes.

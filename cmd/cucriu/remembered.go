@@ -36,6 +36,16 @@ func rememberedFlags(set *pflag.FlagSet) []string {
 	return args
 }
 
+// remembers reports whether a cucriu run is of a job that was run with an option last.
+func remembers(cmd *cobra.Command, name string) bool {
+	dir := cmd.Flags().Lookup("dir")
+	if cmd.Name() != "run" || dir == nil || durable.CheckPath("job directory", dir.Value.String(), 0) != nil {
+		return false
+	}
+	last, _ := jobs.Flags(dir.Value.String())
+	return slices.ContainsFunc(last, func(option string) bool { return strings.HasPrefix(option, "--"+name+"=") })
+}
+
 // recallFlags sets the options with which the job of a directory was run last, except those that are
 // given now, and says so.
 func recallFlags(cmd *cobra.Command, dir string) error {

@@ -139,8 +139,12 @@ func writePID(file string, pid int) {
 	if file == "" {
 		return
 	}
-	if err := renameio.WriteFile(file, []byte(strconv.Itoa(pid)+"\n"), 0o644); err != nil {
-		say(fmt.Sprintf("the job runs, but its pid file could not be written: %v", err))
+	err := requireFile(file)
+	if err == nil {
+		err = renameio.WriteFile(file, []byte(strconv.Itoa(pid)+"\n"), 0o644)
+	}
+	if err != nil {
+		say(fmt.Sprintf("warning: the job runs, but its pid file could not be written: %v", err))
 	}
 }
 

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -26,7 +27,7 @@ func execute(ctx context.Context, root *cobra.Command) error {
 		}
 	})
 	root.PersistentPreRunE = func(cmd *cobra.Command, _ []string) error {
-		err := cmd.ValidateRequiredFlags()
+		err := cmp.Or(cmd.ValidateRequiredFlags(), requireValues(cmd))
 		begun = err == nil
 		return err
 	}
@@ -53,6 +54,21 @@ func execute(ctx context.Context, root *cobra.Command) error {
 	}
 	text = strings.TrimSpace(text) + advice(cmd, err)
 	return usageError{fmt.Errorf("%s (see %s --help)", text, cmd.CommandPath())}
+}
+
+// requireValues refuses options without a value, as of a variable that is not set. One that the job of cucriu run remembers is
+// forgotten with that, but for the user: an empty one is root.
+func requireValues(cmd *cobra.Command) (err error) {
+	cmd.Flags().Visit(func(f *pflag.Flag) {
+		values := []string{f.Value.String()}
+		if list, is := f.Value.(pflag.SliceValue); is {
+			values = list.GetSlice()
+		}
+		if slices.Contains(values, "") && (f.Name == "user" || !remembers(cmd, f.Name)) {
+			err = cmp.Or(err, fmt.Errorf("--%s is empty: give it a value, or leave it out", f.Name))
+		}
+	})
+	return err
 }
 
 // bareVerbosity gives each -v that stands alone criu's value for it. pflag would take the next argument.
