@@ -20,6 +20,7 @@ import (
 	"cucriu/hooks/config"
 	"cucriu/internal/jobs/job"
 	"cucriu/internal/logging"
+	"cucriu/internal/proc"
 	"cucriu/internal/quote"
 	"cucriu/internal/self"
 	"cucriu/internal/version"
@@ -84,6 +85,9 @@ func run(args []string) error {
 		return nil
 	case len(args) != 0 && !watches:
 		return usageError{fmt.Errorf("unknown arguments %q: criu runs this program without arguments (see --help)", args)}
+	}
+	if err := proc.FitLimits(true); err != nil {
+		return err
 	}
 	cfg, err := config.Load(os.Getenv)
 	if err != nil {

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -21,6 +22,7 @@ import (
 	"cucriu/internal/jobs/job"
 	"cucriu/internal/logging"
 	"cucriu/internal/pages"
+	"cucriu/internal/proc"
 	"cucriu/internal/units"
 )
 
@@ -329,7 +331,7 @@ const stageAuto = "auto"
 
 // runLong runs a long job, and returns its exit status as an error.
 func runLong(cmd *cobra.Command, hook *hooks.Hook, options jobs.Options) error {
-	if err := requireRoot(cmd); err != nil {
+	if err := cmp.Or(requireRoot(cmd), proc.FitLimits(false)); err != nil {
 		return runError{err}
 	}
 	signals, err := job.TakeSignals()

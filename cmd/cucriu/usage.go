@@ -11,6 +11,9 @@ import (
 
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
+
+	"cucriu/hooks/preflight"
+	"cucriu/internal/proc"
 )
 
 // execute runs the command that the command line names. An error from before the command has
@@ -29,6 +32,9 @@ func execute(ctx context.Context, root *cobra.Command) error {
 	root.PersistentPreRunE = func(cmd *cobra.Command, _ []string) error {
 		err := cmp.Or(cmd.ValidateRequiredFlags(), requireValues(cmd))
 		begun = err == nil
+		if begun && cmd.Name() != "version" && cmd.Name() != "run" {
+			err = preflight.AsRefusal(proc.FitLimits(true))
+		}
 		return err
 	}
 	root.SetArgs(bareVerbosity(root, os.Args[1:]))

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -39,7 +40,7 @@ are decoded, all files that they name must be there with their sizes, and everyt
 is read once.
 
 Nothing is changed. The exit status is 1 if the image is damaged or incomplete, and 3
-if there is no image.`,
+if there is no image, or it cannot be read here.`,
 		Example: "  cucriu verify /var/lib/images/job1\n  cucriu verify --json .",
 		Args:    oneArgument("one image directory"),
 		RunE: func(cmd *cobra.Command, args []string) error {
@@ -62,10 +63,13 @@ if there is no image.`,
 			}
 			v := verification{Dir: dir, Whole: err == nil, Bytes: done.Load(), Checksums: summed}
 			if err != nil {
+				remedy := durable.HostRemedy(err)
 				if !errors.As(err, new(*fault.Explained)) {
-					err = fmt.Errorf("%w: %s", err, preflight.RemedyOf(preflight.FindingImage))
+					err = fmt.Errorf("%w: %s", err, cmp.Or(remedy, preflight.RemedyOf(preflight.FindingImage)))
 				}
-				err = fmt.Errorf("%s: %w", dir, err)
+				if err = fmt.Errorf("%s: %w", dir, err); remedy != "" { // it may well be as it was written
+					err = preflight.AsRefusal(err)
+				}
 				v.Error = err.Error()
 			}
 			return errors.Join(show(cmd, v, func(out io.Writer) {

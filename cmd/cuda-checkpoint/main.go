@@ -24,6 +24,7 @@ import (
 	"cucriu/hooks/config"
 	"cucriu/hooks/preflight"
 	"cucriu/internal/logging"
+	"cucriu/internal/proc"
 	"cucriu/internal/quote"
 	"cucriu/internal/self"
 	"cucriu/internal/session"
@@ -154,6 +155,10 @@ func run() (status int) {
 	if err != nil {
 		fmt.Fprintf(logging.Stderr(), "cuda-checkpoint: %v (see --help)\n", err)
 		return 2
+	}
+	if err := proc.FitLimits(true); err != nil {
+		fmt.Fprintf(logging.Stderr(), "Could not %s on process ID %d: %v\n", w.what, w.pid, err)
+		return 1
 	}
 	self.LimitMemory()
 	signal.Ignore(unix.SIGPIPE)

@@ -110,6 +110,8 @@ func readAll(ctx context.Context, path string, read func(bytes int)) error {
 			return context.Cause(ctx)
 		case errors.Is(err, io.EOF):
 			return nil
+		case durable.HostRemedy(err) != "":
+			return err
 		case err != nil:
 			return fmt.Errorf("image is damaged: %w", err)
 		}

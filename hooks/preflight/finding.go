@@ -7,6 +7,7 @@ import (
 	"slices"
 	"strings"
 
+	"cucriu/internal/durable"
 	"cucriu/internal/quote"
 )
 
@@ -164,7 +165,7 @@ func Fine(name, message string) Finding {
 }
 
 // Found turns an error into a finding. If the error knows what it means and its remedy, as the
-// driver's errors do, these are the finding's; otherwise the remedy is that of the kind.
+// driver's errors do, these are the finding's; otherwise the remedy is that of the kind, unless the system only refuses to read an image here.
 func Found(name string, err error) Finding {
 	var known interface {
 		Meaning() string
@@ -172,6 +173,9 @@ func Found(name string, err error) Finding {
 	}
 	if errors.As(err, &known) && known.Meaning() != "" && known.Remedy() != "" {
 		return New(name, known.Meaning(), known.Remedy())
+	}
+	if name == FindingImage {
+		return New(name, err.Error(), durable.HostRemedy(err))
 	}
 	return New(name, err.Error(), "")
 }

@@ -12,6 +12,7 @@ import (
 	"golang.org/x/sys/unix"
 	"google.golang.org/protobuf/proto"
 
+	"cucriu/internal/durable"
 	"cucriu/internal/fault"
 )
 
@@ -120,6 +121,9 @@ func open(dir, name string) (*os.File, error) {
 }
 
 func damaged(dir, name string, err error) error {
+	if durable.HostRemedy(err) != "" {
+		return fmt.Errorf("image: %w", err)
+	}
 	return fmt.Errorf("image %s is damaged: %w", filepath.Join(dir, name), err)
 }
 

@@ -11,6 +11,7 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"slices"
 
 	"github.com/google/renameio/v2"
 	"golang.org/x/sync/errgroup"
@@ -91,6 +92,29 @@ func OnFullDisk(err error, path string, data []byte) error {
 
 // IsFull reports whether an error says that a disk, or a quota, is full.
 func IsFull(err error) bool { return errors.Is(err, unix.ENOSPC) || errors.Is(err, unix.EDQUOT) }
+
+// HostRemedy says what to do about an error which says only that a file cannot be opened or read here and now, and
+// nothing of what is in it; "" if it is another error.
+func HostRemedy(err error) string {
+	is := func(numbers ...unix.Errno) bool {
+		return slices.ContainsFunc(numbers, func(number unix.Errno) bool { return errors.Is(err, number) })
+	}
+	switch {
+	case is(unix.EMFILE):
+		return "raise the limit of open files (ulimit -n)"
+	case is(unix.ENFILE):
+		return "raise the host's limit of open files (sysctl fs.file-max)"
+	case is(unix.ENOMEM):
+		return "free memory on this host"
+	case is(unix.EACCES, unix.EPERM) && os.Geteuid() != 0:
+		return "run as root"
+	case is(unix.EACCES, unix.EPERM):
+		return "let root read it"
+	case is(unix.ETIMEDOUT):
+		return "try again when its file system answers"
+	}
+	return ""
+}
 
 // WriteNew writes a file that is to stay as it is, unless it is there.
 func WriteNew(path string, data []byte, mode os.FileMode) error {

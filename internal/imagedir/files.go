@@ -11,12 +11,10 @@ import (
 	"os"
 	"path"
 	"path/filepath"
-	"slices"
 	"strings"
 	"sync"
 
 	"golang.org/x/sync/errgroup"
-	"golang.org/x/sys/unix"
 
 	"cucriu/internal/criuimage"
 	"cucriu/internal/durable"
@@ -105,17 +103,10 @@ func (f File) Open(root *os.Root) (*os.File, error) {
 }
 
 func (f File) damaged(err error) error {
-	if IsOfHost(err) {
+	if durable.HostRemedy(err) != "" {
 		return err
 	}
 	return &FileError{f.Name, err}
-}
-
-// IsOfHost reports whether an error says only that a file cannot be read here and now, and nothing of what
-// is in it.
-func IsOfHost(err error) bool {
-	numbers := []unix.Errno{unix.EMFILE, unix.ENFILE, unix.ENOMEM, unix.EACCES, unix.EPERM, unix.ETIMEDOUT}
-	return slices.ContainsFunc(numbers, func(number unix.Errno) bool { return errors.Is(err, number) })
 }
 
 // sumFiles returns the CRC-32C of files that have the sizes of the list. Threads read pieces: most of an

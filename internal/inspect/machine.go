@@ -17,6 +17,7 @@ import (
 	"cucriu/criuutil"
 	"cucriu/cudackpt"
 	"cucriu/hooks/preflight"
+	"cucriu/internal/durable"
 	"cucriu/internal/gpumap"
 	"cucriu/internal/inventory"
 	"cucriu/internal/proc"
@@ -103,7 +104,10 @@ func (h Host) driverFindings() preflight.Findings {
 // installedFindings are about the criu that the given name starts.
 func installedFindings(ctx context.Context, name string) preflight.Findings {
 	criu, err := criuutil.FindCriu(ctx, name, os.Getenv)
-	if err != nil {
+	switch {
+	case errors.Is(err, unix.EMFILE), errors.Is(err, unix.ENFILE), errors.Is(err, unix.ENOMEM):
+		return preflight.Findings{preflight.New(preflight.FindingCriuCheck, err.Error(), durable.HostRemedy(err))} // it is there
+	case err != nil:
 		return preflight.Findings{preflight.Found(preflight.FindingCriuMissing, err)}
 	}
 	findings := preflight.Findings{preflight.Fine(preflight.FindingCriu, "CRIU "+criu.Version+" at "+criu.Path)}

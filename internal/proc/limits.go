@@ -4,7 +4,27 @@ import (
 	"fmt"
 
 	"golang.org/x/sys/unix"
+
+	"cucriu/internal/fault"
 )
+
+// leastFiles is more than the files that any of our programs has open at a time for a small job.
+const leastFiles = 64
+
+// FitLimits fails if this program may not have what it needs for any job. With raise it raises such a limit first, for
+// the programs that it starts, too: not where a job would inherit it. Go itself raises the soft limit of open files.
+func FitLimits(raise bool) error {
+	var files unix.Rlimit
+	if err := unix.Getrlimit(unix.RLIMIT_NOFILE, &files); err != nil {
+		return fmt.Errorf("limit of open files: %w", err)
+	}
+	enough := unix.Rlimit{Cur: max(leastFiles, files.Max), Max: max(leastFiles, files.Max)}
+	if files.Cur < leastFiles && (!raise || unix.Setrlimit(unix.RLIMIT_NOFILE, &enough) != nil) {
+		return fault.New(fmt.Sprintf("this command may have %d files open (ulimit -n), and needs at least %d", files.Cur, leastFiles),
+			"raise that limit where it was set, or run it with CAP_SYS_RESOURCE")
+	}
+	return nil
+}
 
 // RaiseLimit raises a limit of this process as far as it may, for the programs that it starts, too, and returns what it
 // was. Go starts programs with the limit of open files that it was started with, until another is set.

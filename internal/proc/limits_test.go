@@ -1,10 +1,30 @@
 package proc
 
 import (
+	"errors"
+	"strings"
 	"testing"
 
 	"golang.org/x/sys/unix"
 )
+
+// TestTooFewOpenFiles are refused, or the limit is raised.
+func TestTooFewOpenFiles(t *testing.T) {
+	var first unix.Rlimit
+	if err := unix.Getrlimit(unix.RLIMIT_NOFILE, &first); err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = unix.Setrlimit(unix.RLIMIT_NOFILE, &first) }()
+	if err := unix.Setrlimit(unix.RLIMIT_NOFILE, &unix.Rlimit{Cur: 32, Max: first.Max}); err != nil {
+		t.Fatal(err)
+	}
+	if err := FitLimits(false); err == nil || !strings.Contains(err.Error(), "may have 32 files open (ulimit -n), and needs at least 64") {
+		t.Errorf("got %v", err)
+	}
+	if err := errors.Join(FitLimits(true), FitLimits(false)); err != nil {
+		t.Error(err)
+	}
+}
 
 // TestALimitIsRaised as far as root may, and is known as it was.
 func TestALimitIsRaised(t *testing.T) {

@@ -180,10 +180,10 @@ func verifyAll(ctx context.Context, dir *os.Root, contents []*content) error {
 		if err == nil && crc != e.CRC32C {
 			err = fmt.Errorf("the checksum of the %d bytes at %d is %08x, not %08x", e.Length, at, crc, e.CRC32C)
 		}
-		if err != nil {
+		if err != nil && durable.HostRemedy(err) == "" {
 			return &DamagedError{Path: f.Name(), Err: err}
 		}
-		return nil
+		return err
 	})
 }
 

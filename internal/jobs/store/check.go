@@ -101,7 +101,7 @@ func check(ctx context.Context, c Checkpoint, workers int, read func(bytes int))
 		switch {
 		case ctx.Err() != nil:
 			return err
-		case imagedir.IsOfHost(err):
+		case durable.HostRemedy(err) != "":
 			return fmt.Errorf("checkpoint %s: %w", c.Name, err)
 		}
 		if of := new(imagedir.FileError); errors.As(err, &of) {

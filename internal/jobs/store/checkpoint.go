@@ -15,6 +15,7 @@ import (
 
 	"cucriu/cudackpt"
 	"cucriu/hooks/image"
+	"cucriu/internal/durable"
 	"cucriu/internal/imagedir"
 )
 
@@ -99,7 +100,7 @@ func (s *Store) Checkpoints() ([]Checkpoint, error) {
 		if errors.Is(err, errGone) {
 			continue // removed meanwhile
 		}
-		if imagedir.IsOfHost(err) {
+		if durable.HostRemedy(err) != "" {
 			return nil, fmt.Errorf("checkpoint %s: %w", name, err)
 		}
 		if err != nil {
