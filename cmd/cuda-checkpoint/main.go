@@ -21,13 +21,14 @@ import (
 	"golang.org/x/sys/unix"
 
 	"cucriu/cudackpt"
+	"cucriu/hooks"
+	"cucriu/hooks/checkpoint"
 	"cucriu/hooks/config"
 	"cucriu/hooks/preflight"
 	"cucriu/internal/logging"
 	"cucriu/internal/proc"
 	"cucriu/internal/quote"
 	"cucriu/internal/self"
-	"cucriu/internal/session"
 	"cucriu/internal/version"
 )
 
@@ -54,70 +55,66 @@ checkpointed dies, as with NVIDIA's program: cucriu suspend stops all threads.
 Exit status: 0 done, 1 failed or refused, 2 wrong usage.
 `
 
-// The operations, as they are named in errors. The first four are the actions.
-const (
-	lock, checkpoint, restore, unlock = "lock", "checkpoint", "restore", "unlock"
-	toggle, getState, getTID          = "toggle", "get the state", "get the restore thread"
-)
-
 // parse reads the command line. The error is [flag.ErrHelp] if that asks for help.
-func parse(args []string, getenv func(string) string) (w work, err error) {
+func parse(args []string, getenv func(string) string) (o checkpoint.Single, err error) {
 	flags := flag.NewFlagSet("cuda-checkpoint", flag.ContinueOnError)
 	flags.SetOutput(io.Discard)
-	one := func(what string) error {
-		if w.what != "" && w.what != what {
+	o.Hook = new(hooks.Hook)
+	one := func(what checkpoint.Operation) error {
+		if o.Operation != "" && o.Operation != what {
 			return errors.New("only one operation can be requested")
 		}
-		w.what = what
+		o.Operation = what
 		return nil
 	}
-	for option, what := range map[string]string{"get-state": getState, "get-restore-tid": getTID, "toggle": toggle} {
+	for option, what := range map[string]checkpoint.Operation{"get-state": checkpoint.SingleState, "get-restore-tid": checkpoint.SingleThread, "toggle": checkpoint.SingleToggle} {
 		flags.BoolFunc(option, "", func(string) error { return one(what) })
 	}
 	flags.Func("action", "", func(text string) error {
-		if slices.Contains([]string{lock, checkpoint, restore, unlock}, text) {
-			return one(text)
+		actions := []checkpoint.Operation{checkpoint.SingleLock, checkpoint.SingleCheckpoint, checkpoint.SingleRestore, checkpoint.SingleUnlock}
+		if slices.Contains(actions, checkpoint.Operation(text)) {
+			return one(checkpoint.Operation(text))
 		}
 		return errors.New("want lock, checkpoint, restore or unlock")
 	})
 	var millis uint
 	setPairs := func(text string) (err error) {
-		w.pairs, err = parsePairs(text)
+		o.Pairs, err = parsePairs(text)
 		return err
 	}
-	flags.IntVar(&w.pid, "pid", 0, "")
-	flags.IntVar(&w.pid, "p", 0, "")
+	flags.IntVar(&o.PID, "pid", 0, "")
+	flags.IntVar(&o.PID, "p", 0, "")
 	flags.UintVar(&millis, "timeout", 0, "")
 	flags.UintVar(&millis, "t", 0, "")
 	flags.Func("device-map", "", setPairs)
 	flags.Func("d", "", setPairs)
 	addForce := func(text string) error {
-		w.force = append(w.force, strings.Split(text, ",")...)
-		return preflight.CheckForce(w.force)
+		o.Hook.Force = append(o.Hook.Force, strings.Split(text, ",")...)
+		return preflight.CheckForce(o.Hook.Force)
 	}
 	flags.Func("force", "", addForce)
 	if err := flags.Parse(args); err != nil {
-		return w, err
+		return o, err
 	}
 	if names := getenv("CUDA_CHECKPOINT_FORCE"); names != "" {
 		if err := addForce(names); err != nil {
-			return w, fmt.Errorf("CUDA_CHECKPOINT_FORCE: %w", err)
+			return o, fmt.Errorf("CUDA_CHECKPOINT_FORCE: %w", err)
 		}
 	}
-	w.timeout = time.Duration(millis) * time.Millisecond
+	o.Timeout = time.Duration(millis) * time.Millisecond
 	switch {
 	case flags.NArg() > 0:
-		return w, fmt.Errorf("unknown argument %q", flags.Arg(0))
-	case w.what == "":
-		return w, errors.New("name an operation: --get-state, --get-restore-tid, --action or --toggle")
-	case w.pid <= 0:
-		return w, errors.New("--pid must name a process")
-	case w.timeout > 0 && w.what != lock && w.what != toggle:
-		return w, errors.New("--timeout is for lock and --toggle")
-	case len(w.pairs) > 0 && w.what != restore && w.what != toggle:
-		return w, errors.New("--device-map is for restore and --toggle")
+		return o, fmt.Errorf("unknown argument %q", flags.Arg(0))
+	case o.Operation == "":
+		return o, errors.New("name an operation: --get-state, --get-restore-tid, --action or --toggle")
+	case o.PID <= 0:
+		return o, errors.New("--pid must name a process")
+	case o.Timeout > 0 && o.Operation != checkpoint.SingleLock && o.Operation != checkpoint.SingleToggle:
+		return o, errors.New("--timeout is for lock and --toggle")
+	case len(o.Pairs) > 0 && o.Operation != checkpoint.SingleRestore && o.Operation != checkpoint.SingleToggle:
+		return o, errors.New("--device-map is for restore and --toggle")
 	}
-	return w, nil
+	return o, nil
 }
 
 // parsePairs reads a map in the form OLD=NEW,OLD=NEW.
@@ -143,7 +140,7 @@ func main() {
 }
 
 func run() (status int) {
-	w, err := parse(os.Args[1:], os.Getenv)
+	o, err := parse(os.Args[1:], os.Getenv)
 	var cfg config.Config
 	if err == nil {
 		cfg, err = config.Load(os.Getenv)
@@ -164,13 +161,15 @@ func run() (status int) {
 	signal.Ignore(unix.SIGPIPE)
 	ctx, stop := signal.NotifyContext(context.Background(), unix.SIGINT, unix.SIGTERM, unix.SIGHUP)
 	defer stop()
-	pid := w.pid // the other may be that of a thread
-	w.env = session.Of(&config.Hook{Config: cfg, Force: w.force})
-	answer, err := w.do(ctx)
+	o.Hook.Config = cfg
+	o.Tell = func(text string) { fmt.Fprintln(logging.Stderr(), text) }
+	answer, err := o.Do(ctx)
 	if err != nil {
-		fmt.Fprintf(logging.Stderr(), "Could not %s on process ID %d: %v\n", w.what, pid, quote.Lines(err.Error()))
+		fmt.Fprintf(logging.Stderr(), "Could not %s on process ID %d: %v\n", o.Operation, o.PID, quote.Lines(err.Error()))
 		return 1
 	}
-	fmt.Print(answer)
+	if answer != "" {
+		fmt.Println(answer)
+	}
 	return 0
 }

@@ -1,4 +1,4 @@
-package main
+package checkpoint
 
 import (
 	"cmp"
@@ -11,23 +11,52 @@ import (
 	"time"
 
 	"cucriu/cudackpt"
+	"cucriu/hooks"
 	"cucriu/internal/inspect"
 	"cucriu/internal/journal"
-	"cucriu/internal/logging"
 	"cucriu/internal/proc"
 	"cucriu/internal/records"
 	"cucriu/internal/rundir"
 	"cucriu/internal/session"
 )
 
-// work is what the command line asks for, and what is needed to do it.
-type work struct {
-	what    string
-	pid     int
-	timeout time.Duration
-	pairs   []cudackpt.GPUPair
-	force   []string
+// Operation is a single call of the driver for one process, as NVIDIA's cuda-checkpoint makes it.
+type Operation string
 
+// The operations, as they are named in errors. [SingleToggle] checkpoints a running process, or restores a
+// checkpointed one.
+const (
+	SingleLock       Operation = "lock"
+	SingleCheckpoint Operation = "checkpoint"
+	SingleRestore    Operation = "restore"
+	SingleUnlock     Operation = "unlock"
+	SingleToggle     Operation = "toggle"
+	SingleState      Operation = "get the state"
+	SingleThread     Operation = "get the restore thread"
+)
+
+// Single is an operation on one process, without a session and without a stop: no thread of the process may
+// synchronize with the GPU while it is checkpointed. What the driver could never undo is refused, as is a process
+// that a session is at work on, and a restore without enough free GPU memory. It is called as criu's CUDA plugin
+// calls cuda-checkpoint, too.
+type Single struct {
+	Hook      *hooks.Hook
+	Operation Operation
+	PID       int
+	Timeout   time.Duration      // of a lock; 0 for none
+	Pairs     []cudackpt.GPUPair // of a restore; nil for the same GPUs
+	Tell      func(text string)  // is told what the caller should know although it is no error
+}
+
+// Do does the operation, and returns what it answers: a state or the number of a thread; empty for all others.
+func (o Single) Do(ctx context.Context) (string, error) {
+	w := &single{Single: o, env: session.Of(o.Hook)}
+	return w.do(ctx)
+}
+
+// single is a Single at work.
+type single struct {
+	Single
 	env    *session.Env
 	driver *cudackpt.Driver
 	target cudackpt.Process
@@ -37,20 +66,20 @@ type work struct {
 }
 
 // do does what was asked for, and returns what is to be printed.
-func (w *work) do(ctx context.Context) (answer string, err error) {
+func (w *single) do(ctx context.Context) (answer string, err error) {
 	if err := w.find(); err != nil {
 		return "", err
 	}
 	if w.driver, err = w.env.Host().CheckpointDriver(); err != nil {
 		return "", err
 	}
-	w.target = w.driver.Process(w.pid)
+	w.target = w.driver.Process(w.PID)
 	tid, err := w.target.RestoreThreadID(ctx)
 	if err != nil {
 		return "", err
 	}
-	if w.what == getTID {
-		return fmt.Sprintln(tid), nil
+	if w.Operation == SingleThread {
+		return strconv.Itoa(tid), nil
 	}
 	if err := w.reachable(tid); err != nil {
 		return "", err
@@ -62,17 +91,17 @@ func (w *work) do(ctx context.Context) (answer string, err error) {
 	}
 	// What has begun is completed: only a lock is given up, which may take forever.
 	whole := context.WithoutCancel(ctx)
-	switch w.what {
-	case getState:
+	switch w.Operation {
+	case SingleState:
 		state, err := w.target.State(ctx)
-		return fmt.Sprintln(state), err
-	case lock:
+		return state.String(), err
+	case SingleLock:
 		return "", w.lock(ctx)
-	case checkpoint:
+	case SingleCheckpoint:
 		return "", w.checkpoint(whole)
-	case restore:
+	case SingleRestore:
 		return "", w.restore(whole)
-	case unlock:
+	case SingleUnlock:
 		return "", w.target.Unlock(whole)
 	}
 	return "", w.toggle(ctx)
@@ -80,14 +109,14 @@ func (w *work) do(ctx context.Context) (answer string, err error) {
 
 // find looks for the process, and refuses one that cucriu works on. It takes a thread for its
 // process: criu's plugin asks for the state by the restore thread.
-func (w *work) find() error {
-	status, err := proc.ReadStatus(w.pid)
+func (w *single) find() error {
+	status, err := proc.ReadStatus(w.PID)
 	if errors.Is(err, proc.ErrGone) {
 		return errors.New("there is no such process")
 	}
 	if err == nil {
-		w.pid = status.TGID
-		w.id, err = proc.IdentOf(w.pid)
+		w.PID = status.TGID
+		w.id, err = proc.IdentOf(w.PID)
 	}
 	if err != nil {
 		return err
@@ -108,12 +137,12 @@ func (w *work) find() error {
 	if s.Criu == parent {
 		return errors.New("cucriu-hook does that for this criu")
 	}
-	if w.what == getState || w.what == getTID {
+	if w.Operation == SingleState || w.Operation == SingleThread {
 		return nil
 	}
-	if s.Step == journal.StepLock && (w.what == restore || w.what == toggle) {
+	if s.Step == journal.StepLock && (w.Operation == SingleRestore || w.Operation == SingleToggle) {
 		// It came to lock a process that this program had just begun to checkpoint, and cannot undo that.
-		found, err := noteKind.Read(w.note(filepath.Join(w.env.Config.RunDir, noteDir)))
+		found, err := singleKind.Read(w.note(filepath.Join(w.env.Config.RunDir, singlesDir)))
 		if err == nil && found.Ident == w.id {
 			w.inWay = s.Conflict()
 			return nil
@@ -124,13 +153,13 @@ func (w *work) find() error {
 
 // reachable refuses a process that would not answer: the driver works through its restore thread, and
 // waits forever if that is stopped.
-func (w *work) reachable(tid int) error {
-	if frozen, _ := proc.FrozenBy(w.pid); len(frozen) > 0 {
+func (w *single) reachable(tid int) error {
+	if frozen, _ := proc.FrozenBy(w.PID); len(frozen) > 0 {
 		return fmt.Errorf("frozen by control group %s, so the driver cannot reach it: thaw it first", frozen[0].Dir)
 	}
-	stat, err := proc.ThreadStat(w.pid, tid)
+	stat, err := proc.ThreadStat(w.PID, tid)
 	if err == nil && (stat.State == "T" || stat.State == "t") {
-		err = fmt.Errorf("stopped, so the driver cannot reach it: continue it first (kill -CONT %d), or detach its debugger", w.pid)
+		err = fmt.Errorf("stopped, so the driver cannot reach it: continue it first (kill -CONT %d), or detach its debugger", w.PID)
 	}
 	return err
 }
@@ -138,8 +167,8 @@ func (w *work) reachable(tid int) error {
 // judge refuses what the driver would checkpoint and never restore. It does not ask the process, which
 // may be stopped but for its restore thread. A refusal at lock leaves the job as it was, and so this is
 // where criu's plugin meets it.
-func (w *work) judge(ctx context.Context) (inspect.Process, error) {
-	seen, err := inspect.One(ctx, w.pid, func() (*cudackpt.Driver, error) { return w.driver, nil })
+func (w *single) judge(ctx context.Context) (inspect.Process, error) {
+	seen, err := inspect.One(ctx, w.PID, func() (*cudackpt.Driver, error) { return w.driver, nil })
 	if err != nil {
 		return inspect.Process{}, err
 	}
@@ -157,7 +186,7 @@ func (w *work) judge(ctx context.Context) (inspect.Process, error) {
 	}
 	for _, f := range findings {
 		if f.Forced {
-			fmt.Fprintln(logging.Stderr(), "overridden:", f)
+			w.Tell("overridden: " + f.String())
 		}
 	}
 	return processes[0], nil
@@ -165,15 +194,15 @@ func (w *work) judge(ctx context.Context) (inspect.Process, error) {
 
 // lock locks the process. The driver's call cannot be taken back: after a signal the process is
 // unlocked as soon as the driver has answered.
-func (w *work) lock(ctx context.Context) error {
+func (w *single) lock(ctx context.Context) error {
 	if _, err := w.judge(ctx); err != nil {
 		return err
 	}
-	err := w.target.Lock(ctx, cudackpt.LockOptions{Timeout: w.timeout})
+	err := w.target.Lock(ctx, cudackpt.LockOptions{Timeout: w.Timeout})
 	if interrupted, ok := errors.AsType[*cudackpt.InterruptedError](err); !ok || !interrupted.Started {
 		return err
 	}
-	fmt.Fprintln(logging.Stderr(), "cancelling: the process is unlocked as soon as the driver answers")
+	w.Tell("cancelling: the process is unlocked as soon as the driver answers")
 	whole := context.WithoutCancel(ctx)
 	if err = w.target.Settle(whole); err == nil {
 		if locked, _ := w.target.IsLocked(whole); locked {
@@ -184,7 +213,7 @@ func (w *work) lock(ctx context.Context) error {
 }
 
 // checkpoint checkpoints a locked process, and notes what its restore will take.
-func (w *work) checkpoint(ctx context.Context) error {
+func (w *single) checkpoint(ctx context.Context) error {
 	process, err := w.judge(ctx)
 	if err != nil {
 		return err
@@ -192,36 +221,36 @@ func (w *work) checkpoint(ctx context.Context) error {
 	if err := w.target.Checkpoint(ctx); err != nil {
 		return err
 	}
-	dir, err := rundir.Make(w.env.Config.RunDir, noteDir)
+	dir, err := rundir.Make(w.env.Config.RunDir, singlesDir)
 	if err == nil && process.MemoryBytes != nil {
-		err = noteKind.Write(w.note(dir), process)
+		err = singleKind.Write(w.note(dir), process)
 	}
 	if err != nil { // it is checkpointed all the same
-		fmt.Fprintln(logging.Stderr(), "the restore will not be checked for enough GPU memory:", err)
+		w.Tell("the restore will not be checked for enough GPU memory: " + err.Error())
 	}
 	return nil
 }
 
-// noteDir is the directory in the run directory where checkpoint leaves what it found.
-const noteDir = "cuda-checkpoint"
+// singlesDir is the directory in the run directory where checkpoint leaves what it found.
+const singlesDir = "cuda-checkpoint"
 
-var noteKind = records.Kind[inspect.Process]{Version: 1}
+var singleKind = records.Kind[inspect.Process]{Version: 1}
 
-func (w *work) note(dir string) string { return filepath.Join(dir, strconv.Itoa(w.pid)+".json") }
+func (w *single) note(dir string) string { return filepath.Join(dir, strconv.Itoa(w.PID)+".json") }
 
 // restore restores a checkpointed process. It refuses if the GPUs lack the memory, because the driver
 // then never restores the process. This is not known of a process that criu has restored, which
 // has its image.
-func (w *work) restore(ctx context.Context) error {
-	note := w.note(filepath.Join(w.env.Config.RunDir, noteDir))
-	if found, err := noteKind.Read(note); err == nil && found.Ident == w.id {
+func (w *single) restore(ctx context.Context) error {
+	note := w.note(filepath.Join(w.env.Config.RunDir, singlesDir))
+	if found, err := singleKind.Read(note); err == nil && found.Ident == w.id {
 		need := make(inspect.MemoryNeed)
-		need.Add(found.MemoryBytes, w.pairs)
+		need.Add(found.MemoryBytes, w.Pairs)
 		if err := need.Require(ctx, w.driver); err != nil {
 			return fmt.Errorf("%w; it is still checkpointed", err)
 		}
 	}
-	err := w.target.Restore(ctx, cudackpt.RestoreOptions{Pairs: w.pairs})
+	err := w.target.Restore(ctx, cudackpt.RestoreOptions{Pairs: w.Pairs})
 	if err == nil {
 		_ = os.Remove(note)
 	} else if w.byCriu {
@@ -234,7 +263,7 @@ func (w *work) restore(ctx context.Context) error {
 	return err
 }
 
-func (w *work) toggle(ctx context.Context) error {
+func (w *single) toggle(ctx context.Context) error {
 	whole := context.WithoutCancel(ctx)
 	state, err := w.target.State(ctx)
 	switch {
