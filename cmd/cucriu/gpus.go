@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"io"
@@ -14,12 +15,10 @@ import (
 
 	"cucriu/cudackpt"
 	"cucriu/hooks"
+	"cucriu/hooks/checkpoint"
 	"cucriu/hooks/config"
+	"cucriu/hooks/image"
 	"cucriu/hooks/preflight"
-	"cucriu/internal/gpumap"
-	"cucriu/internal/imagedir"
-	"cucriu/internal/inspect"
-	"cucriu/internal/session"
 )
 
 // gpuRow is a GPU as the gpus command prints it.
@@ -87,11 +86,7 @@ func gpusOf(driver *cudackpt.Driver, pid int) ([]cudackpt.GPU, error) {
 	if pid == 0 {
 		return driver.HostGPUs()
 	}
-	findings, err := inspect.ProcessFindings(pid)
-	if err == nil {
-		err = findings.Err()
-	}
-	if err != nil {
+	if err := checkpoint.CheckProcess(pid); err != nil {
 		return nil, err
 	}
 	return driver.VisibleGPUs(pid)
@@ -214,7 +209,7 @@ damaged.`,
 			if err := requireImage(dir); err != nil {
 				return err
 			}
-			manifest, err := imagedir.ReadManifest(dir)
+			manifest, err := image.ReadManifest(dir)
 			if errors.Is(err, os.ErrNotExist) {
 				return show(cmd, []mapped{}, func(out io.Writer) { fmt.Fprintln(out, "no process of the image uses CUDA: there is nothing to map") })
 			}
@@ -222,11 +217,7 @@ damaged.`,
 				return preflight.AsRefusal(err)
 			}
 			useMap(hook, pairs)
-			driver, err := hook.OpenDriver()
-			if err != nil {
-				return preflight.AsRefusal(err)
-			}
-			plan, err := session.Of(hook).Host().PlanRestore(cmd.Context(), driver, manifest)
+			plan, err := checkpoint.PlanGPUs(cmd.Context(), hook, manifest)
 			if err != nil {
 				err = preflight.AsRefusal(err)
 			}
@@ -247,34 +238,27 @@ type mapped struct {
 	Why  string        `json:"why"`
 }
 
-func mappedOf(plan gpumap.Plan) []mapped {
+func mappedOf(plan checkpoint.Plan) []mapped {
 	all := []mapped{} // not nil: null is no list in JSON
 	for _, a := range plan.Assignments {
-		all = append(all, mapped{a.From.UUID, a.To.UUID, reasonOf(a)})
+		all = append(all, mapped{a.From.UUID, a.To.UUID, cmp.Or(a.Rule, a.Reason)})
 	}
 	return all
 }
 
-func reasonOf(a gpumap.Assignment) string {
-	if a.Rule != nil {
-		return a.Rule.String()
-	}
-	return a.Reason.String()
-}
-
-func writePlan(out io.Writer, plan gpumap.Plan, here gpuIndex, uuids bool) {
+func writePlan(out io.Writer, plan checkpoint.Plan, here gpuIndex, uuids bool) {
 	if len(plan.Assignments) == 0 {
 		return
 	}
 	table := newTable("IMAGE", "HERE", "MODEL", "PCI", "PCI HERE", "WHY")
 	for i, a := range plan.Assignments {
-		table.row(strconv.Itoa(i), here.names([]cudackpt.UUID{a.To.UUID}), a.From.Model, a.From.PCIBusID, a.To.PCIBusID, reasonOf(a))
+		table.row(strconv.Itoa(i), here.names([]cudackpt.UUID{a.To.UUID}), a.From.Model, a.From.PCIBusID, a.To.PCIBusID, cmp.Or(a.Rule, a.Reason))
 		if uuids {
 			table.below(a.From.UUID.String() + " -> " + a.To.UUID.String())
 		}
 	}
 	for _, r := range plan.Unused {
-		table.below(gpumap.UnusedNote(r))
+		table.below(r)
 	}
 	table.write(out)
 }

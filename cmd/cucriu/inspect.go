@@ -12,11 +12,11 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"cucriu/hooks/image"
 	"cucriu/hooks/preflight"
 	"cucriu/internal/criuimage"
 	"cucriu/internal/gpumap"
 	"cucriu/internal/imagedir"
-	"cucriu/internal/inspect"
 	"cucriu/internal/jobs/job"
 )
 
@@ -83,7 +83,7 @@ func requireImage(dir string) error {
 	if err := job.RefuseDirectory(dir); err != nil {
 		return preflight.AsRefusal(err)
 	}
-	for _, f := range inspect.PresentFindings(dir) {
+	for _, f := range image.PresentFindings(dir) {
 		return preflight.AsRefusal(fmt.Errorf("%s: %s", f.Message, f.Remedy))
 	}
 	return nil

@@ -16,12 +16,12 @@ import (
 
 	"cucriu/cudackpt"
 	"cucriu/hooks"
+	"cucriu/hooks/checkpoint"
 	"cucriu/hooks/image"
 	"cucriu/hooks/preflight"
 	"cucriu/internal/jobs"
 	"cucriu/internal/jobs/files"
 	"cucriu/internal/jobs/store"
-	"cucriu/internal/session"
 	"cucriu/internal/units"
 )
 
@@ -218,7 +218,7 @@ func reportOf(c store.Checkpoint) checkpointReport {
 // takes says whether this host can take a checkpoint: its GPUs and its driver. Memory that is not
 // free now may be the job's own.
 func takes(ctx context.Context, hook *hooks.Hook, c store.Checkpoint) (bool, string) {
-	findings, err := session.Of(hook).Host().CheckImage(ctx, c.Dir)
+	findings, err := checkpoint.CheckGPUs(ctx, hook, c.Dir)
 	if err != nil {
 		return false, err.Error()
 	}

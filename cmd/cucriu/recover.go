@@ -13,7 +13,6 @@ import (
 	"cucriu/cudackpt"
 	"cucriu/hooks"
 	"cucriu/hooks/checkpoint"
-	"cucriu/internal/inspect"
 	"cucriu/internal/migrate"
 	"cucriu/internal/migrate/commit"
 )
@@ -101,7 +100,7 @@ func leftBehind(ctx context.Context, hook *hooks.Hook) (lines []string) {
 			lines = append(lines, p.Note)
 		}
 		if p.State == cudackpt.StateLocked.String() {
-			lines = append(lines, fmt.Sprintf("process %d (%s) is locked: %s", p.PID, p.Name, inspect.StateRemedy(p.PID, cudackpt.StateLocked)))
+			lines = append(lines, fmt.Sprintf("process %d (%s) is locked: %s", p.PID, p.Name, p.Remedy()))
 		}
 	}
 	return lines

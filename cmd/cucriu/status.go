@@ -19,13 +19,12 @@ import (
 	"cucriu/hooks/preflight"
 	"cucriu/internal/imagedir"
 	"cucriu/internal/jobs"
-	"cucriu/internal/journal"
 )
 
 // statusReport is the status command's JSON.
 type statusReport struct {
 	Sessions  []checkpoint.Status      `json:"sessions"`
-	Refusals  []journal.Refusal        `json:"refusals"`
+	Refusals  []checkpoint.Refusal     `json:"refusals"`
 	Processes []checkpoint.CUDAProcess `json:"processes"`
 	Jobs      []jobs.Local             `json:"jobs"` // the long ones
 }
@@ -106,7 +105,7 @@ const listed = 24 * time.Hour
 func (r *statusReport) dropOlder(before time.Time) int {
 	n := len(r.Sessions) + len(r.Refusals)
 	r.Sessions = slices.DeleteFunc(r.Sessions, func(s checkpoint.Status) bool { return s.Outcome != "" && s.Begun.Before(before) })
-	r.Refusals = slices.DeleteFunc(r.Refusals, func(r journal.Refusal) bool { return r.Last.Before(before) })
+	r.Refusals = slices.DeleteFunc(r.Refusals, func(r checkpoint.Refusal) bool { return r.Last.Before(before) })
 	return n - len(r.Sessions) - len(r.Refusals)
 }
 
@@ -132,7 +131,7 @@ func writeSessions(out io.Writer, sessions []checkpoint.Status) {
 	table.write(out)
 }
 
-func writeRefusals(out io.Writer, refusals []journal.Refusal) {
+func writeRefusals(out io.Writer, refusals []checkpoint.Refusal) {
 	table := newTable("REFUSED", "KIND", "TIMES", "PROCESS", "IMAGE")
 	for _, r := range refusals {
 		process, dir := "-", "-"
@@ -146,7 +145,7 @@ func writeRefusals(out io.Writer, refusals []journal.Refusal) {
 			dir = found
 		}
 		table.row(r.Last.Local().Format(time.DateTime), string(r.Kind), strconv.Itoa(r.Times), process, dir)
-		table.below(r.Text())
+		table.below(r.Text)
 	}
 	table.write(out)
 }
@@ -199,7 +198,7 @@ func showImage(cmd *cobra.Command, runDir, dir string) error {
 			return err
 		}
 		r.Sessions = slices.DeleteFunc(r.Sessions, func(s checkpoint.Status) bool { return imagedir.FinalName(s.ImageDir) != dir })
-		r.Refusals = slices.DeleteFunc(r.Refusals, func(r journal.Refusal) bool { return r.ImageDir != dir })
+		r.Refusals = slices.DeleteFunc(r.Refusals, func(r checkpoint.Refusal) bool { return r.ImageDir != dir })
 		r.Processes, r.Jobs = []checkpoint.CUDAProcess{}, []jobs.Local{}
 		if verdict = r.verdict(dir); !errors.Is(verdict, hooks.ErrNotBack) || ctx.Err() != nil {
 			break
@@ -214,7 +213,7 @@ func showImage(cmd *cobra.Command, runDir, dir string) error {
 
 func statusOf(runDir string) (r statusReport, err error) {
 	if r.Sessions, err = checkpoint.Sessions(runDir); err == nil {
-		r.Refusals, err = journal.Refusals(runDir)
+		r.Refusals, err = checkpoint.Refusals(runDir)
 	}
 	return r, err
 }
@@ -225,7 +224,7 @@ func (r statusReport) verdict(dir string) error {
 	if n := len(r.Sessions); n > 0 {
 		last = r.Sessions[n-1]
 	}
-	var refusal journal.Refusal
+	var refusal checkpoint.Refusal
 	for _, next := range r.Refusals {
 		if next.Last.After(refusal.Last) {
 			refusal = next
@@ -241,7 +240,7 @@ func (r statusReport) verdict(dir string) error {
 	}
 	switch {
 	case refusal.Last.After(since):
-		return preflight.AsRefusal(fmt.Errorf("the last %s was refused, %s: %s", refusal.Kind, refusal.Last.Local().Format(time.DateTime), refusal.Text()))
+		return preflight.AsRefusal(fmt.Errorf("the last %s was refused, %s: %s", refusal.Kind, refusal.Last.Local().Format(time.DateTime), refusal.Text))
 	case last.Session == "":
 		return preflight.AsRefusal(fmt.Errorf("no dump into %s or restore from it is known here: it was never started, or cancelled, or the job had no CUDA", dir))
 	case last.Outcome == "":

@@ -11,9 +11,8 @@ import (
 	"golang.org/x/sys/unix"
 
 	"cucriu/hooks/checkpoint"
+	"cucriu/hooks/image"
 	"cucriu/hooks/timeline"
-	"cucriu/internal/inspect"
-	"cucriu/internal/journal"
 )
 
 // TestARefusalBeforeTheEndOfADumpIsSettledByIt: a restore was tried while the dump was at work.
@@ -21,10 +20,10 @@ func TestARefusalBeforeTheEndOfADumpIsSettledByIt(t *testing.T) {
 	begun := time.Now()
 	r := statusReport{
 		Sessions: []checkpoint.Status{{
-			Session: "dump-1-1", Kind: checkpoint.KindDump, Begun: begun, Step: string(journal.StepDumped), Outcome: checkpoint.OutcomeDumped,
+			Session: "dump-1-1", Kind: checkpoint.KindDump, Begun: begun, Step: "dumped", Outcome: checkpoint.OutcomeDumped,
 			Phases: timeline.Phases{{Name: "checkpoint", Start: 1, Seconds: 9}},
 		}},
-		Refusals: []journal.Refusal{{Kind: journal.KindRestore, Last: begun.Add(5 * time.Second), Message: "it does not exist"}},
+		Refusals: []checkpoint.Refusal{{Kind: checkpoint.KindRestore, Last: begun.Add(5 * time.Second), Message: "it does not exist"}},
 	}
 	if err := r.verdict("/i"); err != nil {
 		t.Error(err)
@@ -49,7 +48,7 @@ func TestAMissingCurrentDirectoryIsExplained(t *testing.T) {
 	if text := errorText(errors.Join(err)); err == nil || !strings.Contains(text, `cd "$PWD"`) {
 		t.Error(text)
 	}
-	if findings := inspect.PresentFindings("."); len(findings) != 1 || findings[0].Remedy != `cd "$PWD"` {
+	if findings := image.PresentFindings("."); len(findings) != 1 || findings[0].Remedy != `cd "$PWD"` {
 		t.Errorf("an image in it: %v", findings)
 	}
 }

@@ -10,10 +10,10 @@ import (
 	"strings"
 	"unicode/utf8"
 
+	"cucriu/hooks/checkpoint"
 	"cucriu/hooks/image"
 	"cucriu/hooks/preflight"
 	"cucriu/hooks/timeline"
-	"cucriu/internal/journal"
 )
 
 const (
@@ -39,16 +39,11 @@ func timelineOf(dir, session string) (timeline.Trace, error) {
 	if err != nil {
 		return timeline.Trace{}, err
 	}
-	sessions, err := journal.List(hook.Config.RunDir)
-	if err != nil {
-		return timeline.Trace{}, err
+	trace, err := checkpoint.Timeline(hook.Config.RunDir, session)
+	if errors.Is(err, os.ErrNotExist) {
+		err = preflight.AsRefusal(fmt.Errorf("there is no session %q: cucriu status lists them", session))
 	}
-	for _, s := range sessions {
-		if s.Name() == session {
-			return s.Timeline(), nil
-		}
-	}
-	return timeline.Trace{}, preflight.AsRefusal(fmt.Errorf("there is no session %q: cucriu status lists them", session))
+	return trace, err
 }
 
 // drawTimeline draws a line for each of the longest spans, with a bar in the columns that are left.

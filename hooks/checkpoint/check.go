@@ -128,7 +128,7 @@ func imageFindings(ctx context.Context, env *session.Env, dir string, check file
 	if err != nil {
 		return nil, err
 	}
-	if absent := inspect.PresentFindings(dir); len(absent) > 0 {
+	if absent := image.PresentFindings(dir); len(absent) > 0 {
 		return absent, nil
 	}
 	if criuimage.IsStreamed(dir) {

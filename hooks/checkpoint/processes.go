@@ -39,6 +39,16 @@ type CUDAProcess struct {
 	MemoryBytes map[cudackpt.UUID]uint64 `json:"memory_bytes"`
 }
 
+// Remedy says how a process is recovered from its state, if no session of ours holds it; empty if it need not be.
+func (p CUDAProcess) Remedy() string {
+	for _, state := range []cudackpt.State{cudackpt.StateLocked, cudackpt.StateCheckpointed, cudackpt.StateFailed} {
+		if p.State == state.String() {
+			return inspect.StateRemedy(p.PID, state)
+		}
+	}
+	return ""
+}
+
 const (
 	unknownState   = "unknown"
 	suspendedState = "suspended"

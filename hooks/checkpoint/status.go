@@ -112,6 +112,39 @@ func Sessions(runDir string) ([]Status, error) {
 	return statusesOf(all), nil
 }
 
+// Timeline says where the time of a session went. The error is [os.ErrNotExist] if the run directory has no session of
+// this name.
+func Timeline(runDir, name string) (timeline.Trace, error) {
+	all, err := journal.List(runDir)
+	if err != nil {
+		return timeline.Trace{}, err
+	}
+	at := slices.IndexFunc(all, func(s *journal.Session) bool { return s.Name() == name })
+	if at < 0 {
+		return timeline.Trace{}, os.ErrNotExist
+	}
+	return all[at].Timeline(), nil
+}
+
+// Suspension is a suspend that holds processes.
+type Suspension struct {
+	Status
+	Conflict error // says that it is in the way, and how the processes are resumed
+}
+
+// SuspendedBelow returns the suspends that hold living processes of the tree below root.
+func SuspendedBelow(runDir string, root int) (found []Suspension, err error) {
+	tree, _ := proc.Tree(root) // it may have ended
+	all, err := journal.List(runDir)
+	for _, s := range all {
+		isOurs := func(m journal.Member) bool { return slices.Contains(tree, m.PID) && m.Ident.Alive() }
+		if s.Suspended() && slices.ContainsFunc(s.Members, isOurs) {
+			found = append(found, Suspension{statusOf(s), s.Conflict()})
+		}
+	}
+	return found, err
+}
+
 func statusesOf(all []*journal.Session) []Status {
 	statuses := make([]Status, len(all)) // not nil: null is no list in JSON
 	for i, s := range all {

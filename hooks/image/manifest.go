@@ -42,6 +42,15 @@ func ReadManifest(dir string) (Manifest, error) {
 	return m, nil
 }
 
+// Validate refuses a manifest that no dump can have written.
+func (m Manifest) Validate() error {
+	all := imagedir.Manifest{Version: imagedir.ManifestVersion, DriverVersion: m.DriverVersion, RootPID: m.RootPID}
+	for _, p := range m.Processes {
+		all.Processes = append(all.Processes, imagedir.Process{PID: p.PID, Name: p.Name, GPUs: p.GPUs, MemoryBytes: p.MemoryBytes})
+	}
+	return all.Validate()
+}
+
 // GPUs are all GPUs that the processes could see, in the order of the first that saw each: the order in which a rule
 // of the GPU map counts them.
 func (m Manifest) GPUs() []cudackpt.GPU {

@@ -17,7 +17,6 @@ import (
 
 	"cucriu/hooks/checkpoint"
 	"cucriu/internal/fault"
-	"cucriu/internal/inspect"
 	"cucriu/internal/jobs/files"
 	"cucriu/internal/jobs/sandbox"
 	"cucriu/internal/proc"
@@ -116,12 +115,12 @@ func checkAdoptable(ctx context.Context, s *core) error {
 	if err := s.hook.Judge(findings).Err(); err != nil {
 		return err
 	}
-	wanted, err := inspect.OptionsOf(ctx, inspect.Asked{Root: s.Adopt, Criu: s.Criu, NoTerminal: true})
+	options, findings, err := checkpoint.CriuOptions(ctx, s.Adopt, s.Criu, true)
 	if err != nil {
 		return err
 	}
-	err = s.hook.Refuse(wanted.Findings)
-	if wanted.Options.Terminal {
+	err = s.hook.Refuse(findings)
+	if options.Terminal {
 		err = errors.Join(err, errors.New("it has a terminal open, which it would not have when resumed from a checkpoint: start it with its streams in files (nohup COMMAND <FILE >FILE 2>&1), or by cucriu run --dir DIR --tty"))
 	}
 	pids, treeErr := proc.Tree(s.Adopt)

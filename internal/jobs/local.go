@@ -12,11 +12,11 @@ import (
 	"sync"
 	"time"
 
+	"cucriu/hooks/checkpoint"
 	"cucriu/hooks/image"
 	"cucriu/internal/jobs/inside"
 	"cucriu/internal/jobs/sandbox"
 	"cucriu/internal/jobs/store"
-	"cucriu/internal/journal"
 	"cucriu/internal/proc"
 	"cucriu/internal/records"
 	"cucriu/internal/rundir"
@@ -169,13 +169,12 @@ func (l *Local) settle() {
 
 // noteSuspended finds the jobs of which somebody has suspended a process.
 func noteSuspended(runDir string, all []Local) {
-	sessions, _ := journal.List(runDir)
 	for i := range all {
 		l := &all[i]
 		if l.Init == nil || l.State != StateRunning && l.State != StateUnattended {
 			continue
 		}
-		if len(suspendedIn(sessions, l.Init.PID)) > 0 {
+		if found, _ := checkpoint.SuspendedBelow(runDir, l.Init.PID); len(found) > 0 {
 			l.State = StateSuspended
 		}
 	}

@@ -4,45 +4,29 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"slices"
 
 	"cucriu/hooks"
 	"cucriu/hooks/checkpoint"
 	"cucriu/hooks/preflight"
-	"cucriu/internal/journal"
-	"cucriu/internal/proc"
 )
 
 // cucriu suspend refuses the processes of a long job, which its supervisor pauses. A program that uses hooks/checkpoint
 // may suspend them all the same, as an earlier version did. Their session is one of the host's, and in the way of every
 // checkpoint.
 
-// suspendedIn returns the sessions in which processes of a tree are suspended.
-func suspendedIn(sessions []*journal.Session, root int) (found []*journal.Session) {
-	tree, _ := proc.Tree(root) // it may have ended
-	for _, s := range sessions {
-		isOurs := func(m journal.Member) bool { return slices.Contains(tree, m.PID) && m.Ident.Alive() }
-		if s.Suspended() && slices.ContainsFunc(s.Members, isOurs) {
-			found = append(found, s)
-		}
-	}
-	return found
-}
-
 // suspended returns the sessions in which processes of the job are suspended.
-func (s *core) suspended() ([]*journal.Session, error) {
+func (s *core) suspended() ([]checkpoint.Suspension, error) {
 	if s.sandbox == nil {
 		return nil, nil
 	}
-	sessions, err := journal.List(s.hook.Config.RunDir)
-	return suspendedIn(sessions, s.sandbox.Init().PID), err
+	return checkpoint.SuspendedBelow(s.hook.Config.RunDir, s.sandbox.Init().PID)
 }
 
 // refuseSuspended refuses what cannot be done while processes of the job are suspended, and says how they are resumed.
 func (s *core) refuseSuspended() error {
 	sessions, err := s.suspended()
 	if err == nil && len(sessions) > 0 {
-		err = sessions[0].Conflict()
+		err = sessions[0].Conflict
 	}
 	return preflight.AsRefusal(err)
 }
@@ -56,7 +40,7 @@ func (s *core) resumeSuspended(ctx context.Context) error {
 	}
 	var pids []int
 	for _, session := range sessions {
-		pids = append(pids, session.Members[0].PID)
+		pids = append(pids, session.Processes[0].PID)
 	}
 	_, err = checkpoint.Resume(ctx, s.hook, pids, false)
 	if errors.Is(err, hooks.ErrEnded) { // one was killed meanwhile, and the job is told when the others go on

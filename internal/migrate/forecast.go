@@ -6,12 +6,11 @@ import (
 	"fmt"
 	"time"
 
+	"cucriu/hooks/checkpoint"
 	"cucriu/hooks/preflight"
-	"cucriu/internal/agent"
 	"cucriu/internal/drivers"
 	"cucriu/internal/migrate/predict"
 	"cucriu/internal/migrate/wire"
-	"cucriu/internal/proc"
 )
 
 const (
@@ -68,22 +67,11 @@ func (s *treeSource) forecast(ctx context.Context) error {
 // rates returns how fast the GPU memory of the job is moved: by the library, if every process has it, or by the driver.
 func (s *treeSource) rates() predict.Rates {
 	for _, p := range s.of.Processes {
-		if len(p.GPUs) > 0 && !hasLibrary(p.PID) {
+		if len(p.GPUs) > 0 && !checkpoint.HasLibrary(p.PID) {
 			return predict.DefaultRates()
 		}
 	}
 	return predict.LibraryRates()
-}
-
-// hasLibrary reports whether a process is known to have it.
-func hasLibrary(pid int) bool {
-	process, err := proc.Open(pid)
-	if err != nil {
-		return false
-	}
-	defer process.Close()
-	a, err := agent.Find(process)
-	return err == nil && a != nil
 }
 
 // probe sends random bytes in steps, for long enough to tell how fast the way is once there are

@@ -5,18 +5,14 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"cucriu/internal/inspect"
+	"cucriu/hooks/checkpoint"
 	"cucriu/internal/jobs"
 	"cucriu/internal/proc"
 )
 
 // checkRoot refuses what cannot move as a tree of processes.
 func (s *treeSource) checkRoot() error {
-	findings, err := inspect.RootFindings(s.root)
-	if err == nil {
-		err = findings.Err()
-	}
-	if err != nil {
+	if err := checkpoint.CheckRoot(s.hook, s.root); err != nil {
 		return err
 	}
 	job, meaning, err := jobs.Involving(s.hook.Config.RunDir, s.root, true)

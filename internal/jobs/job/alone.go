@@ -5,8 +5,8 @@ import (
 	"os"
 	"path/filepath"
 
+	"cucriu/hooks/image"
 	"cucriu/internal/fault"
-	"cucriu/internal/inspect"
 	"cucriu/internal/jobs/store"
 )
 
@@ -15,7 +15,7 @@ const RecordName = "job.json"
 
 // RefuseDirectory refuses the directory of a long job as an image directory.
 func RefuseDirectory(dir string) error {
-	if _, err := os.Lstat(filepath.Join(dir, RecordName)); err != nil || len(inspect.PresentFindings(dir)) == 0 {
+	if _, err := os.Lstat(filepath.Join(dir, RecordName)); err != nil || len(image.PresentFindings(dir)) == 0 {
 		return nil
 	}
 	return fault.New(dir+" is the directory of a long job", fmt.Sprintf("to resume the job, cucriu run --dir %s; to verify its checkpoints, cucriu jobs verify %[1]s", dir))

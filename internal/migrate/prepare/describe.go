@@ -15,16 +15,15 @@ import (
 
 	"cucriu/cudackpt"
 	"cucriu/hooks"
-	"cucriu/internal/inspect"
+	"cucriu/hooks/checkpoint"
 	"cucriu/internal/proc"
-	"cucriu/internal/session"
 )
 
 // Describe describes the job below root, which keeps running. criu is the path of the criu that
 // is to dump it; empty for the system's. Describe touches nothing, and leaves Map empty.
 func Describe(ctx context.Context, hook *hooks.Hook, root int, criu string) (*Job, error) {
-	host := session.Of(hook).Host()
-	ctx, cancel := context.WithTimeout(ctx, host.Timeout)
+	hook = hook.Filled()
+	ctx, cancel := context.WithTimeout(ctx, hook.Config.Lock.Timeout)
 	defer cancel()
 	pids, err := proc.Tree(root)
 	if err != nil {
@@ -37,7 +36,7 @@ func Describe(ctx context.Context, hook *hooks.Hook, root int, criu string) (*Jo
 	if j.Own, err = ownNamespaces(root); err != nil {
 		return nil, err
 	}
-	if err := j.addProcesses(ctx, host, pids); err != nil {
+	if err := j.addProcesses(ctx, hook, pids); err != nil {
 		return nil, err
 	}
 	if !j.Own.PID {
@@ -45,7 +44,7 @@ func Describe(ctx context.Context, hook *hooks.Hook, root int, criu string) (*Jo
 			return nil, err
 		}
 	}
-	used, err := j.addFiles(ctx, pids, hook.Filled().Config.Driver.Root)
+	used, err := j.addFiles(ctx, pids, hook.Config.Driver.Root)
 	if err != nil {
 		return nil, err
 	}
@@ -58,11 +57,9 @@ func Describe(ctx context.Context, hook *hooks.Hook, root int, criu string) (*Jo
 	if err := j.addSockets(used.sockets); err != nil {
 		return nil, err
 	}
-	wanted, err := inspect.OptionsOf(ctx, inspect.Asked{Root: root, Criu: criu})
-	if err != nil {
+	if j.Options, _, err = checkpoint.CriuOptions(ctx, root, criu, false); err != nil {
 		return nil, err
 	}
-	j.Options = wanted.Options
 	if j.Options.TCPEstablished && j.Options.NetworkLock == "nftables" {
 		j.Features = append(j.Features, "network_lock_nftables")
 	}
@@ -97,8 +94,14 @@ func ownNamespaces(pid int) (Namespaces, error) {
 }
 
 // addProcesses adds the processes of the tree, the root first. One that ends meanwhile is left out.
-func (j *Job) addProcesses(ctx context.Context, host inspect.Host, pids []int) error {
-	open := sync.OnceValues(host.CheckpointDriver)
+func (j *Job) addProcesses(ctx context.Context, hook *hooks.Hook, pids []int) error {
+	open := sync.OnceValues(func() (*cudackpt.Driver, error) {
+		driver, err := hook.OpenDriver()
+		if err == nil {
+			err = driver.Supports(cudackpt.FeatureCheckpoint)
+		}
+		return driver, err
+	})
 	for _, pid := range pids {
 		p, shared, err := describeProcess(ctx, pid, open)
 		if errors.Is(err, proc.ErrGone) && pid != j.RootPID {
@@ -145,20 +148,11 @@ func describeProcess(ctx context.Context, pid int, open func() (*cudackpt.Driver
 	}
 	p.Threads = len(threads)
 	p.PrivateBytes, sharedBytes = status.RssAnon+status.VmSwap, status.RssShmem
-	found, err := inspect.One(ctx, pid, open)
-	if err != nil || found.Process == nil {
-		return p, sharedBytes, err
+	used, err := checkpoint.Describe(ctx, pid, open)
+	if err == nil && used != nil {
+		p.GPUs, p.MemoryBytes = used.GPUs, used.MemoryBytes
 	}
-	driver, err := open()
-	if err != nil {
-		return p, 0, err
-	}
-	measured := []inspect.Process{*found.Process}
-	if err := inspect.Measure(ctx, driver, measured); err != nil {
-		return p, 0, err
-	}
-	p.GPUs, p.MemoryBytes = measured[0].GPUs, measured[0].MemoryBytes
-	return p, sharedBytes, nil
+	return p, sharedBytes, err
 }
 
 // groupOf returns the control group of a process in cgroup v2; empty if there is none.

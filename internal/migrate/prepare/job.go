@@ -7,7 +7,6 @@ import (
 	"cucriu/cudackpt"
 	"cucriu/hooks/image"
 	"cucriu/internal/gpumap"
-	"cucriu/internal/imagedir"
 )
 
 // Job describes a job at the source: all that the destination needs to know to judge whether the
@@ -171,11 +170,11 @@ func (j *Job) nameOf(pid int) string {
 }
 
 // manifest is the job as an image of it would have it. It is nil if no process uses CUDA.
-func (j *Job) manifest() *imagedir.Manifest {
-	m := imagedir.Manifest{Version: imagedir.ManifestVersion, DriverVersion: j.DriverVersion, RootPID: j.RootPID}
+func (j *Job) manifest() *image.Manifest {
+	m := image.Manifest{DriverVersion: j.DriverVersion, RootPID: j.RootPID}
 	for _, p := range j.Processes {
 		if len(p.GPUs) > 0 {
-			m.Processes = append(m.Processes, imagedir.Process{PID: p.PID, Name: p.Name, GPUs: p.GPUs, MemoryBytes: p.MemoryBytes})
+			m.Processes = append(m.Processes, image.Process{PID: p.PID, Name: p.Name, GPUs: p.GPUs, MemoryBytes: p.MemoryBytes})
 		}
 	}
 	if len(m.Processes) == 0 {

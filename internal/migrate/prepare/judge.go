@@ -13,10 +13,9 @@ import (
 	"cucriu/criuutil"
 	"cucriu/cudackpt"
 	"cucriu/hooks"
+	"cucriu/hooks/checkpoint"
 	"cucriu/hooks/preflight"
 	"cucriu/internal/criuimage"
-	"cucriu/internal/inspect"
-	"cucriu/internal/session"
 )
 
 // Room is what a destination offers.
@@ -53,11 +52,7 @@ func Judge(ctx context.Context, hook *hooks.Hook, j *Job, room Room) (*Judgement
 	if err != nil {
 		return nil, err
 	}
-	host := session.Of(hook).Host()
-	if len(j.Map) > 0 {
-		host.Map = j.Map
-	}
-	findings, err := machineFindings(ctx, host, j, room.Criu)
+	findings, err := machineFindings(ctx, hook, j, room.Criu)
 	if err != nil {
 		return nil, err
 	}
@@ -65,7 +60,7 @@ func Judge(ctx context.Context, hook *hooks.Hook, j *Job, room Room) (*Judgement
 	if here.Criu != "" {
 		findings = append(findings, featureFindings(ctx, j, room.Criu)...)
 	}
-	findings = append(findings, gpuFindings(ctx, host, j)...)
+	findings = append(findings, gpuFindings(ctx, hook, j)...)
 	pids, err := pidFindings(ctx, j)
 	if err != nil {
 		return nil, err
@@ -94,8 +89,8 @@ func Judge(ctx context.Context, hook *hooks.Hook, j *Job, room Room) (*Judgement
 
 // machineFindings look at this machine. A job without CUDA needs no driver. How to name another criu is said to
 // the user, who is at the source.
-func machineFindings(ctx context.Context, host inspect.Host, j *Job, criu string) (preflight.Findings, error) {
-	findings, err := host.CheckMachine(ctx, criu)
+func machineFindings(ctx context.Context, hook *hooks.Hook, j *Job, criu string) (preflight.Findings, error) {
+	findings, err := checkpoint.CheckMachine(ctx, hook, criu)
 	if j.manifest() == nil {
 		findings = slices.DeleteFunc(findings, func(f preflight.Finding) bool {
 			return slices.Contains([]string{preflight.FindingDriver, preflight.FindingDriverMissing, preflight.FindingDriverOld, preflight.FindingTHP}, f.Name)
@@ -110,31 +105,32 @@ func machineFindings(ctx context.Context, host inspect.Host, j *Job, criu string
 }
 
 // gpuFindings look for GPUs of this host that can take the place of the job's.
-func gpuFindings(ctx context.Context, host inspect.Host, j *Job) preflight.Findings {
+func gpuFindings(ctx context.Context, hook *hooks.Hook, j *Job) preflight.Findings {
 	manifest := j.manifest()
 	if manifest == nil {
 		return nil
 	}
-	driver, err := host.CheckpointDriver()
-	if err != nil {
-		return nil // machineFindings say so
+	if len(j.Map) > 0 {
+		mapped := *hook
+		mapped.Config.GPUs.Map = j.Map
+		hook = &mapped
 	}
-	plan, err := host.PlanRestore(ctx, driver, *manifest)
+	plan, err := checkpoint.PlanGPUs(ctx, hook, *manifest)
 	var findings preflight.Findings
 	for i, a := range plan.Assignments {
 		findings = append(findings, preflight.Fine(preflight.FindingGPUMap, fmt.Sprintf("GPU %d of the job (%s, %s, %s) goes to %s, %s: %v",
 			i, a.From.Model, a.From.PCIBusID, size(j.heldOn(a.From.UUID)), a.To.UUID, a.To.PCIBusID, a.Reason)))
 	}
-	var version *inspect.DriverVersionError
-	switch {
-	case errors.As(err, &version):
-		findings = append(findings, preflight.New(preflight.FindingDriverVersion,
-			fmt.Sprintf("the job runs with driver %s, but this host has %s", version.Image, version.Host),
-			"move it to a host with driver "+version.Image+": the driver's own state moves with the job, so both must be the same version"))
-	case err != nil:
-		findings = append(findings, inspect.PlanFinding(err))
+	refused := new(checkpoint.PlanError)
+	if !errors.As(err, &refused) { // if there is no driver, machineFindings say so
+		return findings
 	}
-	return findings
+	if f := refused.Finding; f.Name != preflight.FindingDriverVersion {
+		return append(findings, f)
+	}
+	return append(findings, preflight.New(preflight.FindingDriverVersion,
+		fmt.Sprintf("the job runs with driver %s, but this host has %s", j.DriverVersion, refused.DriverVersion),
+		"move it to a host with driver "+j.DriverVersion+": the driver's own state moves with the job, so both must be the same version"))
 }
 
 // heldOn returns how many bytes the job holds on a GPU.
@@ -208,7 +204,7 @@ func pidFindings(ctx context.Context, j *Job) (preflight.Findings, error) {
 		return preflight.Findings{preflight.Fine(preflight.FindingPIDTaken, "the job has a pid namespace of its own")}, nil
 	}
 	const remedy = "end that process, or wait until it has ended; a job of cucriu run has pids of its own"
-	findings, err := inspect.TakenPIDs(ctx, j.Numbers, func(string) {})
+	findings, err := checkpoint.CheckPIDs(ctx, j.Numbers)
 	if err != nil {
 		return nil, err
 	}

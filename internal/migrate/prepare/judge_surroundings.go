@@ -11,13 +11,13 @@ import (
 
 	"github.com/prometheus/procfs"
 
+	"cucriu/hooks/checkpoint"
 	"cucriu/hooks/preflight"
-	"cucriu/internal/inspect"
 )
 
 // surroundingsFindings look for what else a job is used to: users, a control group, services.
 func surroundingsFindings(j *Job) (preflight.Findings, error) {
-	findings := inspect.SurroundingsFindings(j.Options, os.Stdin)
+	findings := checkpoint.CheckSurroundings(j.Options)
 	for i := range findings {
 		if findings[i].Name == preflight.FindingTerminal {
 			findings[i].Message, findings[i].Remedy = "the job uses a terminal, which cannot be migrated", "start the job without one: with its output in a file, or by cucriu run --dir"

@@ -5,8 +5,6 @@ import (
 	"testing"
 
 	"cucriu/hooks/preflight"
-	"cucriu/internal/inspect"
-	"cucriu/internal/session"
 )
 
 // TestWhatTheDestinationRefusesNamesIt: the user reads it at the source, where "this host" is another.
@@ -26,7 +24,7 @@ func TestWhatTheDestinationRefusesNamesIt(t *testing.T) {
 
 // TestACriuIsNamedToTheDestination: --criu names that of the source.
 func TestACriuIsNamedToTheDestination(t *testing.T) {
-	findings, err := machineFindings(t.Context(), inspect.Host{Driver: session.Of(hookFor(t)).Host().Driver}, new(Job), "/nosuch")
+	findings, err := machineFindings(t.Context(), hookFor(t), new(Job), "/nosuch")
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -7,8 +7,6 @@ import (
 	"cucriu/hooks"
 	"cucriu/hooks/checkpoint"
 	"cucriu/hooks/preflight"
-	"cucriu/internal/inspect"
-	"cucriu/internal/session"
 )
 
 // JudgeSource finds out at the source whether the job that [Describe] has described can leave: what
@@ -16,7 +14,7 @@ import (
 // runs at the destination. It touches nothing.
 func JudgeSource(ctx context.Context, hook *hooks.Hook, j *Job, room Room) (*Judgement, error) {
 	hook = hook.Filled()
-	findings, err := machineFindings(ctx, session.Of(hook).Host(), j, room.Criu)
+	findings, err := machineFindings(ctx, hook, j, room.Criu)
 	if err != nil {
 		return nil, err
 	}
@@ -31,11 +29,11 @@ func JudgeSource(ctx context.Context, hook *hooks.Hook, j *Job, room Room) (*Jud
 	})
 	if j.manifest() == nil {
 		// CheckDump leaves a tree without CUDA to criu.
-		wanted, err := inspect.OptionsOf(ctx, inspect.Asked{Root: j.RootPID, Criu: room.Criu})
+		_, found, err := checkpoint.CriuOptions(ctx, j.RootPID, room.Criu, false)
 		if err != nil {
 			return nil, err
 		}
-		more = append(more, wanted.Findings...)
+		more = append(more, found...)
 	}
 	memory, ahead, err := room.findings(j, leaving)
 	if err != nil {
