@@ -2,6 +2,7 @@ package hooks
 
 import (
 	"context"
+	"errors"
 	"log/slog"
 
 	"cucriu/hooks/config"
@@ -46,7 +47,11 @@ func New(cfg config.Config, log *slog.Logger, watcher ...string) (*Hook, error) 
 // Run does what criu asks its action script for, in an environment that getenv reads. If the error
 // is a [LateError], criu would report a success all the same.
 func Run(ctx context.Context, hook *Hook, getenv func(string) string) error {
-	return stages.Run(ctx, session.Of(hook), stages.StageFrom(getenv))
+	err := stages.Run(ctx, session.Of(hook), stages.StageFrom(getenv))
+	if late, is := errors.AsType[*stages.LateError](err); is {
+		err = &LateError{err, late}
+	}
+	return err
 }
 
 // Watch watches over a session in a directory, as the program that [config.Hook.Watcher] names: it waits until
@@ -56,4 +61,15 @@ func Watch(hook *Hook, dir string) error {
 }
 
 // LateError is the failure of a restore at a point where criu ignores failures.
-type LateError = stages.LateError
+type LateError struct {
+	err  error
+	late *stages.LateError
+}
+
+func (e *LateError) Error() string { return e.err.Error() }
+
+func (e *LateError) Unwrap() error { return e.err }
+
+// EndCriu kills criu, which has nothing left to do but to report a success. Whoever drives it sees that the restore has
+// failed. What is to be in criu's log must be written before.
+func (e *LateError) EndCriu() error { return e.late.EndCriu() }

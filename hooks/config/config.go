@@ -12,7 +12,6 @@ import (
 	"time"
 
 	"cucriu/internal/gpumap"
-	"cucriu/internal/pages"
 )
 
 // DefaultPath is the configuration file that is read when no other is named. It need not exist.
@@ -106,13 +105,23 @@ const (
 
 // FastLane says how the fast lane works.
 type FastLane struct {
-	Compress pages.Codec
+	Compress Compression
 	// Sync writes the GPU state to disk before it is dropped from the processes' memory, and the whole image
 	// before criu ends the job.
 	Sync bool
 	// Prefault makes all cores prepare the memory that a checkpoint fills.
 	Prefault bool
 }
+
+// Compression is how the fast lane compresses the GPU state.
+type Compression string
+
+// The kinds of compression.
+const (
+	Uncompressed Compression = "none"
+	Zstd         Compression = "zstd"
+	S2           Compression = "s2"
+)
 
 // Restore limits how long a restore may take, and says what becomes of a job if it fails.
 type Restore struct {
@@ -154,7 +163,7 @@ func Default() Config {
 		Lock:           Lock{Timeout: 10 * time.Second, Try: time.Second},
 		Checkpoint:     Checkpoint{Timeout: 10 * time.Minute},
 		Pages:          Fast,
-		FastLane:       FastLane{Compress: pages.Raw, Sync: true, Prefault: true},
+		FastLane:       FastLane{Compress: Uncompressed, Sync: true, Prefault: true},
 		ForkedChildren: ReleaseChildren,
 		Restore:        Restore{Timeout: 10 * time.Minute, OnFailure: KillOnFailure},
 		Log:            Log{Level: slog.LevelInfo, Format: Text},

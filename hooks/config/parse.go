@@ -16,7 +16,6 @@ import (
 
 	"cucriu/cudackpt"
 	"cucriu/internal/gpumap"
-	"cucriu/internal/pages"
 )
 
 // Parse reads the content of a configuration file. Errors refer to the file as name. A
@@ -126,7 +125,7 @@ func (p *parser) file() reader {
 		"checkpoint": p.section(map[string]reader{"timeout": p.duration(&c.Checkpoint.Timeout)}),
 		"pages":      text(p, &c.Pages),
 		"fast_lane": p.section(map[string]reader{
-			"compress": parsed(p, &c.FastLane.Compress, pages.ParseCodec, "none, zstd or s2"),
+			"compress": text(p, &c.FastLane.Compress),
 			"sync":     parsed(p, &c.FastLane.Sync, strconv.ParseBool, boolean),
 			"prefault": parsed(p, &c.FastLane.Prefault, strconv.ParseBool, boolean),
 		}),

@@ -11,7 +11,6 @@ import (
 
 	"cucriu/cudackpt"
 	"cucriu/internal/gpumap"
-	"cucriu/internal/pages"
 )
 
 const (
@@ -71,7 +70,7 @@ log: {level: debug, format: json, file: /var/log/cucriu.log}
 		Lock:           Lock{Timeout: 90 * time.Second, Try: 250 * time.Millisecond},
 		Checkpoint:     Checkpoint{Timeout: 20 * time.Minute},
 		Pages:          ByCriu,
-		FastLane:       FastLane{Compress: pages.Zstd},
+		FastLane:       FastLane{Compress: Zstd},
 		Checksums:      true,
 		ForkedChildren: RefuseChildren,
 		Restore:        Restore{Timeout: 15 * time.Minute, OnFailure: LeaveOnFailure},

@@ -37,6 +37,7 @@ func (c Config) Validate() error {
 		checkTry(c.Lock),
 		checkDuration("checkpoint.timeout", c.Checkpoint.Timeout),
 		checkOneOf("pages", c.Pages, Fast, ByCriu),
+		checkOneOf("fast_lane.compress", c.FastLane.Compress, Uncompressed, Zstd, S2),
 		checkOneOf("forked_children", c.ForkedChildren, ReleaseChildren, RefuseChildren),
 		checkDuration("restore.timeout", c.Restore.Timeout),
 		checkOneOf("restore.on_failure", c.Restore.OnFailure, KillOnFailure, LeaveOnFailure),

@@ -9,6 +9,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"cucriu/criuutil"
+	"cucriu/hooks/config"
 	"cucriu/hooks/image"
 	"cucriu/hooks/preflight"
 	"cucriu/hooks/timeline"
@@ -17,7 +18,6 @@ import (
 	"cucriu/internal/imagedir"
 	"cucriu/internal/inspect"
 	"cucriu/internal/journal"
-	"cucriu/internal/pages"
 	"cucriu/internal/proc"
 	"cucriu/internal/rundir"
 	"cucriu/internal/session"
@@ -322,7 +322,7 @@ func (d *dump) inspect(ctx context.Context) error {
 	if seen.Room != nil {
 		d.JudgeRoom = func() (preflight.Findings, error) {
 			findings, err := seen.Room.Judge(journal.ProcessesOf(d.Members))
-			if d.criu.RPC && !(d.stage.Compare && d.Config.FastLane.Compress == pages.Raw) { // as above, but for our own
+			if d.criu.RPC && !(d.stage.Compare && d.Config.FastLane.Compress == config.Uncompressed) { // as above, but for our own
 				findings = findings.Soften(preflight.FindingDiskSpace)
 			}
 			return findings, err

@@ -192,7 +192,7 @@ func (d *lanes) create() error {
 			output.UseBase(l.base)
 		}
 		d.all = append(d.all, l)
-		if d.Config.FastLane.Compress == pages.Raw && d.JudgeRoom == nil { // else there may not be room for all of it
+		if d.Config.FastLane.Compress == config.Uncompressed && d.JudgeRoom == nil { // else there may not be room for all of it
 			output.Reserve(expectedBytes(t.Member.MemoryBytes))
 		}
 	}
@@ -283,7 +283,11 @@ func (d *lanes) copyOut(l *lane) error {
 		ranges = proc.Subtract(ranges, reused)
 	}
 	sink := watchedSink{l.output, engine.Progress{Copying: d.copying, Session: d.Session, Stall: d.stall, Doing: "copying"}}
-	if err := pages.Copy(d.copying, l.Process, ranges, sink, d.Config.FastLane.Compress); err != nil {
+	codec, err := pages.ParseCodec(string(d.Config.FastLane.Compress))
+	if err != nil {
+		return err
+	}
+	if err := pages.Copy(d.copying, l.Process, ranges, sink, codec); err != nil {
 		return err
 	}
 	if l.listing, err = l.output.Finish(); err != nil || !d.syncs() {
