@@ -19,6 +19,15 @@ if ((${#sources[@]} > 0)); then
 	fi
 fi
 
+# Lines of before may be wider, until somebody touches them: there are no more of them than there were. Lower the number.
+wide_at_most=2520
+note "lint: 120 columns"
+wide=$(LC_ALL=C.UTF-8 grep -hE '^.{121}' "${sources[@]}" | wc -l)
+if ((wide > wide_at_most)); then
+	note "$wide lines of Go are wider than 120 columns, where $wide_at_most were: break the new ones"
+	failed+=(columns)
+fi
+
 note "lint: go vet"
 go vet "$@" || failed+=("go vet")
 go vet -tags man ./cmd/cucriu || failed+=("go vet -tags man")
