@@ -69,16 +69,15 @@
 //
 // # Restore
 //
-//	pre-restore  the checks that need no process, the GPU map, the watcher; a failure → criu
+//	pre-restore  the checks that need no process, the plan of the GPU map, the watcher; a failure → criu
 //	             creates nothing
-//	post-restore the image was read once more, beside criu, and is as its checksums say; else criu undoes
-//	             everything
+//	post-restore the image was read once more, beside criu, and is as its checksums say; processes that see other
+//	             GPUs than the hook, as in a container, get a plan for these; else criu undoes everything
 //	pre-resume   SIGSTOP every process: queued, nothing runs before it takes effect; put back the
 //	             CPUs, I/O priority and timer slack of threads
-//	post-resume  all tasks are restored and in the group-stop: the GPU map of the journal, planned again for
-//	             the GPUs that these processes see; the one way back; a failure → kill the tree: the
-//	             image is unchanged, and a half-restored job must not run; and kill criu, so that a
-//	             container engine sees a failure
+//	post-resume  all tasks are restored and in the group-stop: the one way back, with the plan of the journal
+//	             and no other; a failure → kill the tree: the image is unchanged, and a half-restored
+//	             job must not run; and kill criu, so that a container engine sees a failure
 //
 // A restore that was cut off is brought forward, or its tree killed, by the watcher and by recover.
 //

@@ -293,7 +293,7 @@ func CompleteRestore(ctx context.Context, s *session.Session) error {
 	if len(targets) != len(s.Members) {
 		return fmt.Errorf("%d of the %d restored CUDA processes ended before their GPU state was restored", len(s.Members)-len(targets), len(s.Members))
 	}
-	if len(targets) > 0 && !s.Restored { // else the GPU state is where it was to go
+	if len(targets) > 0 && !s.Restored && s.Plan == nil {
 		gpus := config.GPUs{Map: s.Map, Unmapped: s.Unmapped}
 		if s.Unmapped == "" {
 			gpus = s.Env.Config.GPUs
@@ -301,62 +301,83 @@ func CompleteRestore(ctx context.Context, s *session.Session) error {
 		if err := PlanPairs(driver, s, gpus); err != nil {
 			return err
 		}
+		s.Note() // before it is used: whoever comes after us follows it
 	}
 	return BringBack(ctx, driver, s, targets)
 }
 
-// PlanPairs makes the plan from a GPU map and the GPUs that the processes see now (a container may see less
-// than its host), and gives every member its pairs.
+// PlanPairs makes the plan from a GPU map and the GPUs that the processes see now, and gives every member its pairs.
+// It is recorded when the session is written next.
 func PlanPairs(driver *cudackpt.Driver, s *session.Session, gpus config.GPUs) error {
-	var captured, visible []cudackpt.GPU
-	for i, member := range s.Members {
-		sees, err := driver.VisibleGPUs(member.PID)
-		if err != nil {
-			return fmt.Errorf("process %d (%s): %w", member.PID, member.Name, err)
-		}
+	visible, err := SeenByAll(driver, s.Members)
+	if err != nil {
+		return err
+	}
+	var captured []cudackpt.GPU
+	for _, member := range s.Members {
 		captured = gpumap.Union(captured, member.GPUs)
-		if i == 0 {
-			visible = sees
-		} else {
-			visible = slices.DeleteFunc(visible, func(gpu cudackpt.GPU) bool { return !slices.Contains(sees, gpu) })
-		}
 	}
 	plan, err := gpumap.Make(captured, visible, gpus.Map, gpus.Unmapped)
 	if err != nil {
 		return err
 	}
+	s.Plan = plan.Pairs()
 	for i := range s.Members {
-		s.Members[i].Pairs = plan.Pairs(gpumap.UUIDsOf(s.Members[i].GPUs))
+		s.Members[i].Pairs = s.Plan.Of(s.Members[i].GPUs)
 	}
 	return nil
 }
 
-// memoryNeed returns how much GPU memory the restore of the checkpointed processes will take.
+// SeenByAll returns the GPUs that every one of these processes sees. A container may see less than its host.
+func SeenByAll(driver *cudackpt.Driver, members []journal.Member) (visible []cudackpt.GPU, err error) {
+	for i, member := range members {
+		sees, err := driver.VisibleGPUs(member.PID)
+		if err != nil {
+			return nil, fmt.Errorf("process %d (%s): %w", member.PID, member.Name, err)
+		}
+		if i == 0 {
+			visible = sees
+		}
+		visible = slices.DeleteFunc(visible, func(gpu cudackpt.GPU) bool { return !slices.Contains(sees, gpu) })
+	}
+	return visible, nil
+}
+
+// memoryNeed returns how much GPU memory the restore of the checkpointed processes will take, on the GPUs of the plan.
 func (b *wayBack) memoryNeed(ctx context.Context) (inspect.MemoryNeed, error) {
 	ctx, cancel := context.WithTimeout(ctx, b.Env.Config.Restore.Timeout)
 	defer cancel()
 	need := make(inspect.MemoryNeed)
 	for _, t := range b.cuda {
-		if t.lacks == lacksAll {
-			need.Add(t.lackedMemory(), t.Member.Pairs)
-			continue
-		}
-		// A checkpoint or restore continues by itself after the program that began it was killed. The
-		// driver answers when it is through.
-		var state cudackpt.State
-		err := stepOut(ctx, b.Session, t, func() (err error) {
-			state, err = t.CUDA.State(ctx)
-			return err
-		})
-		if err != nil {
-			return nil, err
-		}
-		if state == cudackpt.StateCheckpointed {
-			if err := t.measureStaged(); err != nil {
+		if t.lacks != lacksAll {
+			// A checkpoint or restore continues by itself after the program that began it was killed. The
+			// driver answers when it is through.
+			var state cudackpt.State
+			err := stepOut(ctx, b.Session, t, func() (err error) {
+				state, err = t.CUDA.State(ctx)
+				return err
+			})
+			if err == nil && state == cudackpt.StateCheckpointed {
+				err = t.measureStaged()
+			}
+			if err != nil {
 				return nil, err
 			}
-			need.Add(t.lackedMemory(), t.Member.Pairs)
+			if state != cudackpt.StateCheckpointed {
+				continue
+			}
 		}
+		if len(t.Member.Pairs) > 0 {
+			// A GPU of the plan that has gone is no reason for another plan: others may follow this one already.
+			visible, err := b.driver.VisibleGPUs(t.PID)
+			if err == nil {
+				t.pairs, err = t.Member.Pairs.For(visible)
+			}
+			if err != nil {
+				return nil, fmt.Errorf("process %d (%s): %w", t.PID, t.Member.Name, err)
+			}
+		}
+		need.Add(t.lackedMemory(), t.Member.Pairs)
 	}
 	return need, nil
 }
@@ -415,7 +436,7 @@ func (b *wayBack) restoreDriver(ctx context.Context, t *Target) error {
 	}
 	return b.SpanOf(t.PID, "restore", func() error {
 		return stepOut(ctx, b.Session, t, func() error {
-			return t.CUDA.Restore(ctx, cudackpt.RestoreOptions{Pairs: t.Member.Pairs})
+			return t.CUDA.Restore(ctx, cudackpt.RestoreOptions{Pairs: t.pairs})
 		})
 	})
 }

@@ -9,6 +9,7 @@ import (
 
 	"cucriu/cudackpt"
 	"cucriu/internal/agent"
+	"cucriu/internal/gpumap"
 	"cucriu/internal/imagedir"
 	"cucriu/internal/inject"
 	"cucriu/internal/journal"
@@ -32,6 +33,7 @@ type Target struct {
 	agent    *agent.Agent      // the library in it; nil if the driver alone moves its memory
 	Compare  Compare           // of a dump: what the library is to find out
 	canKeep  bool              // the GPUs can keep what the library moves
+	pairs    gpumap.Pairs      // of the way back: what the driver is told of the plan
 	kept     *os.File          // of the way back: a socket with what they keep
 	lacks    lack              // of the way back: what is in files only
 	filled   bool              // of the way back: all that was lacking is there

@@ -4,9 +4,9 @@
 // depends only on the arguments, so a plan can be made, printed and refused before anything is
 // touched. [Make] in make.go decides; plan.go has the [Plan] that comes of it.
 //
-// The plan that counts is made by engine.PlanPairs on the way back, at post-resume and for a resume, from
-// the GPUs that the processes see then. inspect.PlanRestore makes one beforehand, from those of the host, only to
-// refuse and to show.
+// A restore makes its plan at pre-restore (inspect.PlanRestore); where the processes turn out to see other GPUs, as
+// in a container, once more at post-restore, the last stage that can refuse. A resume makes it before it touches
+// anything (engine.PlanPairs). Whoever completes them takes it from the journal, or fails if a GPU of it has gone.
 //
 // The driver's rules (seen on 580):
 //   - the old side of the pairs is exactly the set of GPUs that the process could

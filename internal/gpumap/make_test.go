@@ -37,14 +37,6 @@ var (
 
 func set(gpus ...cudackpt.GPU) []cudackpt.GPU { return gpus }
 
-func uuids(gpus ...cudackpt.GPU) []cudackpt.UUID {
-	var list []cudackpt.UUID
-	for _, g := range gpus {
-		list = append(list, g.UUID)
-	}
-	return list
-}
-
 func pair(from, to cudackpt.GPU) cudackpt.GPUPair {
 	return cudackpt.GPUPair{Old: from.UUID, New: to.UUID}
 }
@@ -102,7 +94,7 @@ func TestMakePlacesEveryCapturedGPU(t *testing.T) {
 			}
 			var to []cudackpt.GPU
 			var reasons []Reason
-			var wantPairs []cudackpt.GPUPair
+			var wantPairs Pairs
 			for i, a := range plan.Assignments {
 				to, reasons = append(to, a.To), append(reasons, a.Reason)
 				if a.From != tt.captured[i] {
@@ -118,13 +110,17 @@ func TestMakePlacesEveryCapturedGPU(t *testing.T) {
 			if len(plan.Unused) != tt.unused {
 				t.Errorf("%d unused rules, want %d: %v", len(plan.Unused), tt.unused, plan.Unused)
 			}
-			if !tt.byOrder {
-				for i, from := range tt.captured {
-					wantPairs = append(wantPairs, pair(from, tt.want[i]))
-				}
+			for i, from := range tt.captured {
+				wantPairs = append(wantPairs, pair(from, tt.want[i]))
 			}
-			if diff := cmp.Diff(wantPairs, plan.Pairs(uuids(tt.captured...))); diff != "" {
+			if diff := cmp.Diff(wantPairs, plan.Pairs()); diff != "" {
 				t.Errorf("pairs (-want +got):\n%s", diff)
+			}
+			if tt.byOrder {
+				wantPairs = nil
+			}
+			if told, err := plan.Pairs().For(tt.visible); err != nil || cmp.Diff(wantPairs, told) != "" {
+				t.Errorf("the driver is told %v (%v), want %v", told, err, wantPairs)
 			}
 			if got, want := len(plan.Explain()), len(tt.captured)+tt.unused; got != want {
 				t.Errorf("Explain gives %d lines, want %d", got, want)
@@ -222,36 +218,50 @@ func TestMakeRefuses(t *testing.T) {
 	}
 }
 
-// The processes of one job can each see a different part of its GPUs.
+// The processes of one job can each see a different part of its GPUs, and other GPUs when it is restored than when the
+// plan was made.
 func TestPairsOfOneProcess(t *testing.T) {
-	stay, err := Make(set(gpuA, gpuB), set(gpuA, gpuB), nil, FillUnmapped)
-	if err != nil {
-		t.Fatal(err)
-	}
+	stay, swap := Pairs{pair(gpuA, gpuA), pair(gpuB, gpuB)}, Pairs{pair(gpuA, gpuB), pair(gpuB, gpuA)}
+	second, move := Pairs{pair(gpuB, gpuB)}, Pairs{pair(gpuA, gpuC)}
 	for _, tt := range []struct {
-		name     string
-		captured []cudackpt.UUID
-		want     []cudackpt.GPUPair
+		name           string
+		plan           Pairs
+		captured, sees []cudackpt.GPU
+		told           Pairs
+		isGone         cudackpt.GPU
 	}{
-		{"nothing", nil, nil},
-		{"all", uuids(gpuA, gpuB), nil},
-		{"the first", uuids(gpuA), nil},
-		{"the second: by order it would land on the first", uuids(gpuB), []cudackpt.GPUPair{pair(gpuB, gpuB)}},
-		{"in another order", uuids(gpuB, gpuA), []cudackpt.GPUPair{pair(gpuB, gpuB), pair(gpuA, gpuA)}},
-		{"unknown to the plan: never by order", uuids(gpuC), []cudackpt.GPUPair{pair(gpuC, gpuC)}},
+		{name: "nothing", plan: stay, sees: set(gpuA)},
+		{name: "all", plan: stay, captured: set(gpuA, gpuB), sees: set(gpuA, gpuB)},
+		{name: "the first", plan: stay, captured: set(gpuA), sees: set(gpuA, gpuB)},
+		{name: "the second, else the first", plan: stay, captured: set(gpuB), sees: set(gpuA, gpuB), told: second},
+		{name: "the second, which is now the first", plan: stay, captured: set(gpuB), sees: set(gpuB)},
+		{name: "one more before them", plan: stay, captured: set(gpuA, gpuB), sees: set(gpuC, gpuA, gpuB), told: stay},
+		{name: "one more after them", plan: stay, captured: set(gpuA, gpuB), sees: set(gpuA, gpuB, gpuC)},
+		{
+			name: "in another order", plan: stay, captured: set(gpuB, gpuA), sees: set(gpuA, gpuB),
+			told: Pairs{pair(gpuB, gpuB), pair(gpuA, gpuA)},
+		},
+		{name: "another takes its place", plan: stay, captured: set(gpuA, gpuB), sees: set(gpuA, gpuC), isGone: gpuB},
+		{name: "swapped", plan: swap, captured: set(gpuA, gpuB), sees: set(gpuA, gpuB), told: swap},
+		{name: "the first, swapped", plan: swap, captured: set(gpuA), sees: set(gpuA, gpuB), told: swap[:1]},
+		{name: "the target of a swap is gone", plan: swap, captured: set(gpuA, gpuB), sees: set(gpuB, gpuC), isGone: gpuA},
+		{name: "a GPU that others use is gone", plan: swap, captured: set(gpuA), sees: set(gpuB), told: swap[:1]},
+		{name: "moved", plan: move, captured: set(gpuA), sees: set(gpuA, gpuC), told: move},
+		{name: "moved, and the old one is free again", plan: move, captured: set(gpuA), sees: set(gpuA), isGone: gpuC},
+		{name: "unknown to the plan", plan: stay, captured: set(gpuC), sees: set(gpuA, gpuC), told: Pairs{pair(gpuC, gpuC)}},
+		{name: "nothing is visible", plan: stay, captured: set(gpuA), isGone: gpuA},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
-			if diff := cmp.Diff(tt.want, stay.Pairs(tt.captured)); diff != "" {
+			told, err := tt.plan.Of(tt.captured).For(tt.sees)
+			if diff := cmp.Diff(tt.told, told); diff != "" {
 				t.Errorf("pairs (-want +got):\n%s", diff)
 			}
+			refusal, gone := new(MapError), tt.isGone.UUID
+			switch isGone := errors.As(err, &refusal); {
+			case isGone == gone.IsZero(), isGone && !strings.Contains(refusal.Cause, " on "+gone.String()):
+				t.Errorf("%v, and %v is gone", err, gone)
+			}
 		})
-	}
-	swap, err := Make(set(gpuA, gpuB), set(gpuA, gpuB), []Rule{move(gpuA, gpuB, 4)}, FillUnmapped)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if diff := cmp.Diff([]cudackpt.GPUPair{pair(gpuA, gpuB)}, swap.Pairs(uuids(gpuA))); diff != "" {
-		t.Errorf("pairs (-want +got):\n%s", diff)
 	}
 }
 

@@ -38,34 +38,47 @@ type Plan struct {
 	visible []cudackpt.UUID // in order: the driver pairs by it when it is given no map
 }
 
-// Pairs returns the map for one process of the job, which captured exactly these GPUs. Without
-// a map the driver pairs GPUs by their order. If every GPU stays where it was and pairing by
-// order has the same result, Pairs returns nil. A process that captured only the second GPU
-// still needs a map: by order the driver would give it the first.
-//
-// A GPU that the plan does not know is paired with itself, so that the driver checks it. If it
-// were left out, the driver would move it by order, or refuse the whole map.
-func (p Plan) Pairs(captured []cudackpt.UUID) []cudackpt.GPUPair {
-	if len(captured) == 0 {
-		return nil
-	}
-	byOrder := true
-	pairs := make([]cudackpt.GPUPair, len(captured))
-	for i, old := range captured {
-		at := slices.IndexFunc(p.Assignments, func(a Assignment) bool { return a.From.UUID == old })
-		to, known := old, at >= 0
-		if known {
-			to = p.Assignments[at].To.UUID
-		}
-		pairs[i] = cudackpt.GPUPair{Old: old, New: to}
-		if !known || to != old || i >= len(p.visible) || p.visible[i] != old {
-			byOrder = false
-		}
-	}
-	if byOrder {
-		return nil
+// Pairs is a plan as it is recorded: where each captured GPU goes, whether it stays or not.
+type Pairs []cudackpt.GPUPair
+
+// Pairs returns what is recorded of a plan.
+func (p Plan) Pairs() (pairs Pairs) {
+	for _, a := range p.Assignments {
+		pairs = append(pairs, cudackpt.GPUPair{Old: a.From.UUID, New: a.To.UUID})
 	}
 	return pairs
+}
+
+// Of returns the part of one process of the job, which captured exactly these GPUs. A GPU that the plan does not know
+// is paired with itself. If it were left out, the driver would move it by order, or refuse the whole map.
+func (p Pairs) Of(captured []cudackpt.GPU) (pairs Pairs) {
+	for _, gpu := range captured {
+		pair := cudackpt.GPUPair{Old: gpu.UUID, New: gpu.UUID}
+		if at := slices.IndexFunc(p, func(known cudackpt.GPUPair) bool { return known.Old == gpu.UUID }); at >= 0 {
+			pair = p[at]
+		}
+		pairs = append(pairs, pair)
+	}
+	return pairs
+}
+
+// For returns what the driver is told of the part of a process that sees these GPUs now, or a [*MapError] if one of the
+// plan is not among them. Without a map the driver pairs GPUs by their order: if that has the same result and every GPU
+// stays where it was, For returns nil. A process that captured only the second GPU needs a map, or it gets the first.
+func (p Pairs) For(visible []cudackpt.GPU) (Pairs, error) {
+	byOrder := true
+	for i, pair := range p {
+		at := slices.Index(UUIDsOf(visible), pair.New)
+		if at < 0 {
+			return nil, refuse("restore or resume again: that plans with the GPUs that are visible then",
+				"the plan puts the job's %v on %v, which is not visible any more", pair.Old, pair.New)
+		}
+		byOrder = byOrder && at == i && pair.Old == pair.New
+	}
+	if byOrder {
+		return nil, nil
+	}
+	return p, nil
 }
 
 // Explain describes the plan in words that a person can check: one line for each GPU, then a

@@ -303,36 +303,42 @@ func TestMakeIsDeterministicAndLeavesItsInputAlone(t *testing.T) {
 }
 
 // What each process of a job is given: its own old side, complete and in order, with the plan's
-// new side, or nothing where pairing by order does the same.
+// new side, or nothing where pairing by order does the same. So it stays whatever the process sees later, or it fails.
 func TestPairsCoverExactlyWhatAProcessCaptured(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		j := drawPlannable(t)
-		if len(j.captured) == 0 {
-			return
-		}
 		plan := j.mustMake(t)
 		target := make(map[cudackpt.UUID]cudackpt.UUID)
-		var all []cudackpt.UUID
 		for _, a := range plan.Assignments {
 			target[a.From.UUID] = a.To.UUID
-			all = append(all, a.From.UUID)
 		}
-		own := rapid.Permutation(all).Draw(t, "order")[:rapid.IntRange(1, len(all)).Draw(t, "size")]
-		pairs := plan.Pairs(own)
-		if pairs == nil {
-			for i, old := range own {
-				if target[old] != old || j.visible[i].UUID != old {
-					t.Fatalf("left to the order, but %v goes to %v and the driver would take %v", old, target[old], j.visible[i].UUID)
-				}
-			}
+		own := rapid.Permutation(j.captured).Draw(t, "order")[:rapid.IntRange(0, len(j.captured)).Draw(t, "size")]
+		sees := j.visible
+		if rapid.Bool().Draw(t, "sees others now") {
+			sees = rapid.Permutation(append(drawSet(t, "new"), j.visible...)).Draw(t, "sees")
+			sees = Union(sees)[:rapid.IntRange(0, len(Union(sees))).Draw(t, "are left")]
+		}
+		told, err := plan.Pairs().Of(own).For(sees)
+		isGone := slices.ContainsFunc(own, func(gpu cudackpt.GPU) bool {
+			return !slices.Contains(UUIDsOf(sees), target[gpu.UUID])
+		})
+		if isGone != (err != nil) {
+			t.Fatalf("a GPU of the plan is gone: %v, but the driver is told %v, %v", isGone, told, err)
+		}
+		if err != nil {
 			return
 		}
-		if len(pairs) != len(own) {
-			t.Fatalf("%d pairs for %d GPUs", len(pairs), len(own))
+		if told == nil { // as the driver pairs by order
+			for i, gpu := range own {
+				told = append(told, cudackpt.GPUPair{Old: gpu.UUID, New: sees[i].UUID})
+			}
 		}
-		for i, p := range pairs {
-			if p.Old != own[i] || p.New != target[own[i]] {
-				t.Errorf("pair %d is %v, want %v to %v", i, p, own[i], target[own[i]])
+		if len(told) != len(own) {
+			t.Fatalf("%d pairs for %d GPUs", len(told), len(own))
+		}
+		for i, p := range told {
+			if p.Old != own[i].UUID || p.New != target[own[i].UUID] {
+				t.Errorf("pair %d is %v, want %v to %v", i, p, own[i].UUID, target[own[i].UUID])
 			}
 		}
 	})

@@ -31,6 +31,7 @@ type Host struct {
 	// Map and Unmapped are the user's part of the GPU map: see [gpumap.Make].
 	Map      []gpumap.Rule
 	Unmapped gpumap.Policy
+	Visible  []cudackpt.GPU // by the processes of a restore; nil: those that this program sees
 	// Criu is the path of the criu that is to dump; empty if that is not known.
 	Criu string
 	// Timeout limits how long a check waits for a process to answer.

@@ -27,8 +27,7 @@ import (
 )
 
 // PlanRestore plans where an image's GPUs go on this host. It fails if the host cannot take the
-// image: another driver, a map that is not possible, or too little free memory. It changes
-// nothing: the restore plans again, with the GPUs that its processes really see.
+// image: another driver, a map that is not possible, or too little free memory. It changes nothing.
 func (h Host) PlanRestore(ctx context.Context, driver *cudackpt.Driver, manifest imagedir.Manifest) (gpumap.Plan, error) {
 	if err := driver.Supports(cudackpt.FeatureCheckpoint); err != nil {
 		return gpumap.Plan{}, err
@@ -41,9 +40,11 @@ func (h Host) PlanRestore(ctx context.Context, driver *cudackpt.Driver, manifest
 		return gpumap.Plan{}, &DriverVersionError{fault.New(fmt.Sprintf("the image was made with driver %s, but this host has %s", made, version),
 			"restore it on a host with driver "+made+": the driver's own state is part of the image, so both must be the same version"), made, version}
 	}
-	visible, err := driver.OwnGPUs()
-	if err != nil {
-		return gpumap.Plan{}, err
+	visible := h.Visible
+	if visible == nil {
+		if visible, err = driver.OwnGPUs(); err != nil {
+			return gpumap.Plan{}, err
+		}
 	}
 	plan, err := gpumap.Make(manifest.GPUs(), visible, h.Map, h.Unmapped)
 	if err != nil {
@@ -51,8 +52,8 @@ func (h Host) PlanRestore(ctx context.Context, driver *cudackpt.Driver, manifest
 	}
 	need := make(MemoryNeed)
 	for _, p := range manifest.Processes {
-		pairs := plan.Pairs(gpumap.UUIDsOf(p.GPUs))
-		if len(pairs) > 0 {
+		pairs := plan.Pairs().Of(p.GPUs)
+		if told, _ := pairs.For(visible); len(told) > 0 { // all of them are visible
 			if err := driver.Supports(cudackpt.FeatureGPUPairs); err != nil {
 				return plan, err
 			}

@@ -4,7 +4,7 @@ import (
 	"errors"
 	"fmt"
 
-	"cucriu/cudackpt"
+	"cucriu/internal/gpumap"
 	"cucriu/internal/imagedir"
 	"cucriu/internal/inspect"
 	"cucriu/internal/pages"
@@ -18,8 +18,8 @@ type Member struct {
 	Own *proc.Ident `json:"own,omitempty"`
 	// PrivateBefore is how much private memory the process had mapped before the checkpoint, in bytes.
 	PrivateBefore uint64 `json:"private_before,omitempty"`
-	// Pairs is the GPU map for the restore. Without pairs, the process stays on the same GPUs.
-	Pairs []cudackpt.GPUPair `json:"pairs,omitempty"`
+	// Pairs is the process's part of the plan. Without pairs, the process stays on the same GPUs.
+	Pairs gpumap.Pairs `json:"pairs,omitempty"`
 	// Gated says that the library in the process may hold its calls to the driver back. It must be found again.
 	Gated bool `json:"gated,omitempty"`
 	// Moved says that it may have moved GPU memory to the host, and has to bring it back.

@@ -87,8 +87,10 @@ type Record struct {
 	// Paused are the freezers that were already frozen when the dump began: the container was paused.
 	Paused   []proc.Freezer     `json:"paused,omitempty"`
 	Manifest *imagedir.Manifest `json:"manifest,omitempty"`
-	// Map and Unmapped are the GPU map with which a restore was begun. Whoever completes it follows that one,
-	// and not the map of its own configuration. Unmapped is empty if an earlier version has begun it.
+	// Plan is where each GPU goes that the job saw. Whoever completes the restore or resume follows it. Earlier versions
+	// did not record it: then it is made from the GPU map with which the restore was begun, or without Unmapped, which
+	// even earlier ones did not record, from the configuration.
+	Plan     gpumap.Pairs      `json:"plan,omitempty"`
 	Map      []gpumap.Rule     `json:"map,omitempty"`
 	Unmapped gpumap.Policy     `json:"unmapped,omitempty"`
 	Written  *imagedir.Written `json:"written,omitempty"` // of a dump

@@ -11,6 +11,8 @@ import (
 
 	"cucriu/hooks/preflight"
 	"cucriu/internal/criuimage"
+	"cucriu/internal/engine"
+	"cucriu/internal/gpumap"
 	"cucriu/internal/imagedir"
 	"cucriu/internal/inspect"
 	"cucriu/internal/journal"
@@ -45,7 +47,8 @@ func (c *call) preRestore(ctx context.Context) (err error) {
 	if err := c.Refuse(inspect.AddressFindings(c.stage.ImageDir)); err != nil {
 		return err
 	}
-	if err := planRestore(ctx, c.Env, manifest); err != nil {
+	plan, err := planRestore(ctx, c.Env, c.Host(), manifest)
+	if err != nil {
 		return err
 	}
 	inputs, err := manifest.OpenPages(c.stage.ImageDir)
@@ -71,7 +74,7 @@ func (c *call) preRestore(ctx context.Context) (err error) {
 	s, err := c.NewSession(journal.Record{
 		Kind: journal.KindRestore, Criu: c.criu.Ident, Mark: mark, CriuExe: watch.Executable(c.criu.PID), Client: c.stage.Client, ImageDir: imageDir,
 		LeaveStopped: c.criu.LeaveStopped, RootParent: c.criu.RootParent, Manifest: &manifest, Hold: c.stage.Hold,
-		Map: c.Config.GPUs.Map, Unmapped: c.Config.GPUs.Unmapped,
+		Plan: plan, Map: c.Config.GPUs.Map, Unmapped: c.Config.GPUs.Unmapped,
 	}, c.stage.Action, c.begun)
 	if err != nil {
 		return err
@@ -98,23 +101,49 @@ func (c *call) checkImage(ctx context.Context) error {
 	return err
 }
 
-// planRestore refuses an image whose GPU state has no place here.
-func planRestore(ctx context.Context, env *session.Env, manifest imagedir.Manifest) error {
-	if len(manifest.Processes) == 0 {
-		return nil
+// planRestore plans where the GPU state of an image goes, and refuses one that has no place on the host.
+func planRestore(ctx context.Context, env *session.Env, host inspect.Host, m imagedir.Manifest) (gpumap.Pairs, error) {
+	if len(m.Processes) == 0 {
+		return nil, nil
 	}
 	driver, err := env.OpenDriver()
 	if err != nil {
-		return err
+		return nil, err
 	}
-	plan, err := env.Host().PlanRestore(ctx, driver, manifest)
+	plan, err := host.PlanRestore(ctx, driver, m)
 	for _, line := range plan.Explain() {
 		env.Log.Info("GPU map: " + line)
 	}
 	if err != nil && ctx.Err() == nil {
-		return preflight.Findings{inspect.PlanFinding(err)}.Err()
+		err = preflight.Findings{inspect.PlanFinding(err)}.Err()
 	}
-	return err
+	return plan.Pairs(), err
+}
+
+// planAsSeen plans once more for processes that see other GPUs than this program: a container shows fewer. That is
+// known once criu has created them. This is the last stage at which criu undoes a restore.
+func (c *call) planAsSeen(ctx context.Context, s *session.Session) error {
+	driver, err := c.OpenDriver()
+	if err != nil {
+		return err
+	}
+	_, members, err := findMembers(&s.Record)
+	if err != nil {
+		return err
+	}
+	host := c.Host()
+	if host.Visible, err = engine.SeenByAll(driver, members); err != nil {
+		return err
+	}
+	own, err := driver.OwnGPUs()
+	if err != nil || slices.Equal(host.Visible, own) {
+		return err
+	}
+	host.Map, host.Unmapped = s.Map, s.Unmapped
+	if s.Plan, err = planRestore(ctx, c.Env, host, *s.Manifest); err != nil {
+		return err
+	}
+	return s.Save()
 }
 
 // freeAddresses frees the TCP addresses that criu is about to bind from connections that are over.

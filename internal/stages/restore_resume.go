@@ -11,6 +11,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"cucriu/criuutil"
 	"cucriu/internal/engine"
 	"cucriu/internal/imagedir"
 	"cucriu/internal/inspect"
@@ -37,7 +38,11 @@ func (c *call) rootNamed(ctx context.Context) error {
 	if err := noteRoot(s, c.stage); err != nil {
 		return err
 	}
-	return s.Failpoint(ctx, "restore."+c.stage.Action)
+	err = s.Failpoint(ctx, "restore."+c.stage.Action)
+	if err != nil || c.stage.Action != criuutil.StagePostRestore || s.Plan == nil {
+		return err
+	}
+	return c.planAsSeen(ctx, s)
 }
 
 func noteRoot(s *session.Session, stage Stage) error {
@@ -79,7 +84,12 @@ func (c *call) preResume(ctx context.Context) error {
 		if err := watch.EndIfRefused(ctx, s); err != nil {
 			return err
 		}
-		if err := matchMembers(s); err != nil {
+		byImagePID, members, err := findMembers(&s.Record)
+		if err != nil {
+			return err
+		}
+		s.Members, s.Others = members, nil
+		if err := noteParked(s, byImagePID); err != nil {
 			return err
 		}
 		if err := session.SignalKnown(unix.SIGSTOP, journal.IdentsOf(s.Members)...); err != nil {
@@ -142,42 +152,43 @@ func holdOther(s *journal.Record, process *proc.Process) error {
 	return process.Signal(unix.SIGSTOP)
 }
 
-// matchMembers finds the processes of the manifest in the tree that criu named, and notes their parked
-// threads. The image knows them by the pid in their innermost pid namespace.
-func matchMembers(s *session.Session) error {
+// findMembers finds the processes of the manifest in the tree that criu named. The image knows them by the pid in their
+// innermost pid namespace.
+func findMembers(s *journal.Record) (byImagePID map[int][]int, members []journal.Member, err error) {
 	pids, err := proc.Tree(s.Root.PID)
 	if err != nil {
-		return err
+		return nil, nil, err
 	}
-	byImagePID := make(map[int][]int)
+	byImagePID = make(map[int][]int)
 	for _, pid := range pids {
 		status, err := proc.ReadStatus(pid)
 		if errors.Is(err, proc.ErrGone) {
 			continue
 		}
 		if err != nil {
-			return err
+			return nil, nil, err
 		}
 		byImagePID[status.ImagePID()] = append(byImagePID[status.ImagePID()], pid)
 	}
-	s.Members, s.Others = nil, nil
 	fd := journal.FirstWatcherFD
 	for _, p := range s.Manifest.Processes {
 		found := byImagePID[p.PID]
 		if len(found) != 1 {
-			return fmt.Errorf("process %d (%s) of the manifest is found %d times in the restored tree", p.PID, p.Name, len(found))
+			err = fmt.Errorf("process %d (%s) of the manifest is found %d times in the restored tree", p.PID, p.Name, len(found))
+			return nil, nil, err
 		}
 		id, err := proc.IdentOf(found[0])
 		if err != nil {
-			return err
+			return nil, nil, err
 		}
-		s.Members = append(s.Members, journal.Member{
+		members = append(members, journal.Member{
 			Process: inspect.Process{Ident: id, ImagePID: p.PID, Name: p.Name, Stopped: p.Stopped, GPUs: p.GPUs, MemoryBytes: p.MemoryBytes},
+			Pairs:   s.Plan.Of(p.GPUs),
 			Pages:   journal.PagesToFill(p.Pages, &fd),
 			Gated:   p.Gated,
 		})
 	}
-	return noteParked(s, byImagePID)
+	return byImagePID, members, nil
 }
 
 // noteParked notes the parked threads of the processes that criu has restored. One that was killed

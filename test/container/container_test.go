@@ -108,6 +108,26 @@ func TestTwoGPUsOfThreeAreSwapped(t *testing.T) {
 	})
 }
 
+// TestAMapThatTheContainerCannotMeetIsRefusedBeforeItRuns: the host has the GPU, the container does not show it.
+func TestAMapThatTheContainerCannotMeetIsRefusedBeforeItRuns(t *testing.T) {
+	onBoth(t, func(t *testing.T) {
+		host := testenv.NewHost(t, 3)
+		container := host.StartContainer([]int{0, 2}, 1, "--gpus", "0,1")
+		container.Checkpoint()
+		container.Delete()
+		host.Setenv("CUCRIU_CONFIG", host.Config("version: 1\ngpus: {map: [{from: {index: 0}, to: {index: 2}}]}\n"))
+		run := container.TryRestore()
+		for _, words := range []string{"cucriu gpus lists 2 GPUs", "Aborting restore due to post-restore script"} {
+			if run.Err == nil || !strings.Contains(run.Log, words) {
+				t.Errorf("%v, and nothing of %q:\n%s", run.Err, words, run.Log)
+			}
+		}
+		host.Setenv("CUCRIU_CONFIG", host.Config("version: 1\n"))
+		container.Restore()
+		wantAsFound(t, container, false)
+	})
+}
+
 func TestAContainerOfSeveralProcessesIsRestored(t *testing.T) {
 	withAndWithoutPause(t, func(t *testing.T, paused bool) {
 		host := testenv.NewHost(t, 1)
