@@ -38,9 +38,9 @@ var layers = [][]string{
 		"cudackpt", "criuutil", "internal/criuimage", "internal/inject", "internal/inventory", "internal/netlock",
 		"internal/nvrm", "internal/pages", "internal/failpoint",
 	},
-	{"internal/first", "internal/guest", "internal/pagemap", "internal/proc", "internal/records", "internal/rundir"},
+	{"hooks/preflight", "internal/first", "internal/guest", "internal/pagemap", "internal/proc", "internal/records", "internal/rundir"},
 	{"internal/durable"},
-	{"hooks/preflight", "internal/fault", "internal/jobs/life", "internal/migrate/commit", "internal/migrate/predict", "internal/jsonlines", "internal/testenv/quick", "internal/testenv/reaper", "internal/self", "internal/units", "internal/version"},
+	{"internal/fault", "internal/jobs/life", "internal/migrate/commit", "internal/migrate/predict", "internal/jsonlines", "internal/testenv/quick", "internal/testenv/reaper", "internal/self", "internal/units", "internal/version"},
 	{"internal/drivers", "internal/quote"},
 }
 
