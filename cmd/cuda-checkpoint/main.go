@@ -154,7 +154,7 @@ func run() (status int) {
 		return 2
 	}
 	if err := proc.FitLimits(true); err != nil {
-		fmt.Fprintf(logging.Stderr(), "Could not %s on process ID %d: %v\n", w.what, w.pid, err)
+		fmt.Fprintf(logging.Stderr(), "Could not %s on process ID %d: %v\n", o.Operation, o.PID, err)
 		return 1
 	}
 	self.LimitMemory()

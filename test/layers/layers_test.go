@@ -33,7 +33,7 @@ var layers = [][]string{
 	{"internal/jobs/store", "internal/inspect"},
 	{"hooks/image"},
 	{"internal/imagedir"},
-	{"internal/agent", "internal/gpumap", "internal/migrate/wire", "hooks/timeline"},
+	{"internal/agent", "internal/gpumap", "internal/migrate/wire", "hooks/preflight", "hooks/timeline"},
 	{
 		"cudackpt", "criuutil", "internal/criuimage", "internal/inject", "internal/inventory", "internal/netlock",
 		"internal/nvrm", "internal/pages", "internal/failpoint",
