@@ -20,7 +20,6 @@ import (
 	"cucriu/hooks"
 	"cucriu/hooks/config"
 	"cucriu/hooks/preflight"
-	"cucriu/internal/gpumap"
 	"cucriu/internal/inventory"
 	"cucriu/internal/migrate"
 	"cucriu/internal/proc"
@@ -89,7 +88,7 @@ func mapFlag(cmd *cobra.Command, to *[]config.Rule) {
 // parseRule reads a pair as FROM=TO, or as in the configuration.
 func parseRule(text string) (config.Rule, error) {
 	if !strings.HasPrefix(text, "{") {
-		return gpumap.ParseRule(text)
+		return config.ParseRule(text)
 	}
 	cfg, err := config.Parse("", []byte("version: 1\ngpus:\n  map: ["+text+"]\n"))
 	if wrong := new(config.Error); errors.As(err, &wrong) {

@@ -12,10 +12,10 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"cucriu/cudackpt"
 	"cucriu/hooks/image"
 	"cucriu/hooks/preflight"
 	"cucriu/internal/criuimage"
-	"cucriu/internal/gpumap"
 	"cucriu/internal/imagedir"
 	"cucriu/internal/jobs/job"
 )
@@ -156,7 +156,7 @@ func (r inspection) write(out io.Writer, uuids bool) {
 		memory, saw := "no CUDA", ""
 		c, uses := cuda[p.PID]
 		if uses {
-			memory, saw = index.memory(c.MemoryBytes), index.names(gpumap.UUIDsOf(c.GPUs))
+			memory, saw = index.memory(c.MemoryBytes), index.names(cudackpt.UUIDsOf(c.GPUs))
 		}
 		name := strings.Repeat("  ", min(depth[p.PID]-1, maxDepth)) + p.Name
 		table.row(strconv.Itoa(p.PID), name, p.State, strconv.Itoa(p.Threads), mib(p.MappedBytes), mib(p.ImageBytes), memory, saw)

@@ -15,7 +15,6 @@ import (
 	"cucriu/hooks/checkpoint"
 	"cucriu/hooks/config"
 	"cucriu/hooks/preflight"
-	"cucriu/internal/gpumap"
 	"cucriu/internal/jobs"
 )
 
@@ -48,7 +47,7 @@ GPUs are shown by their index in cucriu gpus.`,
 func writeProcesses(out io.Writer, index gpuIndex, processes []checkpoint.CUDAProcess, uuids bool) {
 	table := newTable("PID", "NAME", "STATE", "GPU MEMORY", "SEES", "NOTE")
 	for _, p := range processes {
-		table.row(strconv.Itoa(p.PID), p.Name, p.State, index.memory(p.MemoryBytes), index.names(gpumap.UUIDsOf(p.GPUs)), p.Note)
+		table.row(strconv.Itoa(p.PID), p.Name, p.State, index.memory(p.MemoryBytes), index.names(cudackpt.UUIDsOf(p.GPUs)), p.Note)
 		if uuids && len(p.MemoryBytes) > 0 {
 			table.below(index.details(p.MemoryBytes))
 		}

@@ -10,8 +10,6 @@ import (
 	"log/slog"
 	"strings"
 	"time"
-
-	"cucriu/internal/gpumap"
 )
 
 // DefaultPath is the configuration file that is read when no other is named. It need not exist.
@@ -41,26 +39,20 @@ type Config struct {
 	RunDir string
 }
 
-// Rule and Selector are what a program needs to write a map of its own.
-type (
-	Rule     = gpumap.Rule
-	Selector = gpumap.Selector
-)
-
 // GPUs says which GPU takes the place of which at restore.
 type GPUs struct {
-	Map      []gpumap.Rule
-	Unmapped gpumap.Policy
+	Map      []Rule
+	Unmapped Policy
 }
 
 // Host says how jobs are migrated to another host.
 type Host struct {
-	Map []gpumap.Rule // takes the place of that host's own map, if it is not empty
+	Map []Rule // takes the place of that host's own map, if it is not empty
 }
 
 // MapFor returns the map for a migration to a host, which may be written as USER@HOST. It is nil
 // if none is configured: then the map of that host's own configuration counts.
-func (c Config) MapFor(host string) []gpumap.Rule {
+func (c Config) MapFor(host string) []Rule {
 	return c.Hosts[host[strings.LastIndexByte(host, '@')+1:]].Map
 }
 
@@ -158,7 +150,7 @@ const (
 // Default returns the configuration of a host that has no configuration file.
 func Default() Config {
 	return Config{
-		GPUs:           GPUs{Unmapped: gpumap.FillUnmapped},
+		GPUs:           GPUs{Unmapped: FillUnmapped},
 		Driver:         Driver{Library: "libcuda.so.1", Root: "/"},
 		Lock:           Lock{Timeout: 10 * time.Second, Try: time.Second},
 		Checkpoint:     Checkpoint{Timeout: 10 * time.Minute},

@@ -9,8 +9,6 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 	"gopkg.in/yaml.v3"
-
-	"cucriu/internal/gpumap"
 )
 
 const examplePath = "../../configs/config.yaml"
@@ -90,11 +88,11 @@ func TestRulesThatTheExampleShowsCanBeUsed(t *testing.T) {
 	}
 	want := Default()
 	want.File = examplePath
-	want.GPUs.Map = []gpumap.Rule{
+	want.GPUs.Map = []Rule{
 		{From: byUUID(t, uuidA), To: byUUID(t, uuidB)},
-		{From: gpumap.Selector{Index: new(1)}, To: gpumap.Selector{PCI: "0000:41:00.0"}},
+		{From: Selector{Index: new(1)}, To: Selector{PCI: "0000:41:00.0"}},
 	}
-	want.Hosts = map[string]Host{"gpu-b": {Map: []gpumap.Rule{{From: gpumap.Selector{Index: new(0)}, To: gpumap.Selector{PCI: "0000:41:00.0"}}}}}
+	want.Hosts = map[string]Host{"gpu-b": {Map: []Rule{{From: Selector{Index: new(0)}, To: Selector{PCI: "0000:41:00.0"}}}}}
 	if len(got.MapFor("gpu-b")) == 1 {
 		got.MapFor("gpu-b")[0].Line = 0
 	}

@@ -15,7 +15,6 @@ import (
 	"gopkg.in/yaml.v3"
 
 	"cucriu/cudackpt"
-	"cucriu/internal/gpumap"
 )
 
 // Parse reads the content of a configuration file. Errors refer to the file as name. A
@@ -160,9 +159,9 @@ func (p *parser) host(name string) reader {
 	}
 }
 
-func (p *parser) rules(target *[]gpumap.Rule) reader {
+func (p *parser) rules(target *[]Rule) reader {
 	return p.list(func(path string, n *yaml.Node) error {
-		rule := gpumap.Rule{Line: p.origins[path].line}
+		rule := Rule{Line: p.origins[path].line}
 		err := p.section(map[string]reader{"from": p.selector(&rule.From), "to": p.selector(&rule.To)})(path, n)
 		*target = append(*target, rule)
 		return err
@@ -170,7 +169,7 @@ func (p *parser) rules(target *[]gpumap.Rule) reader {
 }
 
 // selector reads one side of a rule: a UUID, or one of the fields.
-func (p *parser) selector(target *gpumap.Selector) reader {
+func (p *parser) selector(target *Selector) reader {
 	uuid := p.scalar(func(text string) *Error {
 		uuid, err := cudackpt.ParseUUID(text)
 		if err != nil {

@@ -10,7 +10,6 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"cucriu/cudackpt"
-	"cucriu/internal/gpumap"
 )
 
 const (
@@ -18,13 +17,13 @@ const (
 	uuidB = "GPU-77b1c0de-8a21-4d0f-b6c4-0e9f8d7c6b5a"
 )
 
-func byUUID(t *testing.T, text string) gpumap.Selector {
+func byUUID(t *testing.T, text string) Selector {
 	t.Helper()
 	u, err := cudackpt.ParseUUID(text)
 	if err != nil {
 		t.Fatal(err)
 	}
-	return gpumap.Selector{UUID: &u}
+	return Selector{UUID: &u}
 }
 
 func TestParseReadsEveryField(t *testing.T) {
@@ -58,14 +57,14 @@ log: {level: debug, format: json, file: /var/log/cucriu.log}
 	want := Config{
 		File: "test.yaml",
 		GPUs: GPUs{
-			Map: []gpumap.Rule{
+			Map: []Rule{
 				{From: byUUID(t, uuidA), To: byUUID(t, uuidB), Line: 5},
-				{From: gpumap.Selector{Index: new(1)}, To: gpumap.Selector{PCI: "0000:41:00.0"}, Line: 6},
-				{From: byUUID(t, uuidB), To: gpumap.Selector{PCI: "41:00.0"}, Line: 7},
+				{From: Selector{Index: new(1)}, To: Selector{PCI: "0000:41:00.0"}, Line: 6},
+				{From: byUUID(t, uuidB), To: Selector{PCI: "41:00.0"}, Line: 7},
 			},
-			Unmapped: gpumap.FailUnmapped,
+			Unmapped: FailUnmapped,
 		},
-		Hosts:          map[string]Host{"gpu-b": {Map: []gpumap.Rule{{From: gpumap.Selector{Index: new(0)}, To: gpumap.Selector{PCI: "0000:41:00.0"}, Line: 12}}}, "10.0.0.7": {}},
+		Hosts:          map[string]Host{"gpu-b": {Map: []Rule{{From: Selector{Index: new(0)}, To: Selector{PCI: "0000:41:00.0"}, Line: 12}}}, "10.0.0.7": {}},
 		Driver:         Driver{Library: "/opt/nvidia/lib/libcuda.so.1", Root: "/run/nvidia/driver"},
 		Lock:           Lock{Timeout: 90 * time.Second, Try: 250 * time.Millisecond},
 		Checkpoint:     Checkpoint{Timeout: 20 * time.Minute},
@@ -247,11 +246,11 @@ func TestDefaultIsValid(t *testing.T) {
 }
 
 func TestTheMapOfAHostIsThatOfItsName(t *testing.T) {
-	rules := []gpumap.Rule{{From: gpumap.Selector{Index: new(0)}, To: gpumap.Selector{Index: new(1)}}}
-	cfg := Config{GPUs: GPUs{Map: []gpumap.Rule{{}}}, Hosts: map[string]Host{"gpu-b": {Map: rules}}}
+	rules := []Rule{{From: Selector{Index: new(0)}, To: Selector{Index: new(1)}}}
+	cfg := Config{GPUs: GPUs{Map: []Rule{{}}}, Hosts: map[string]Host{"gpu-b": {Map: rules}}}
 	for _, tt := range []struct {
 		to   string
-		want []gpumap.Rule
+		want []Rule
 	}{{"gpu-b", rules}, {"me@gpu-b", rules}, {"gpu-c", nil}, {"gpu-b@gpu-c", nil}, {"", nil}} {
 		if diff := cmp.Diff(tt.want, cfg.MapFor(tt.to)); diff != "" {
 			t.Errorf("%q (-want +got):\n%s", tt.to, diff)

@@ -12,7 +12,6 @@ import (
 	"unicode"
 
 	"cucriu/hooks/preflight"
-	"cucriu/internal/gpumap"
 )
 
 const (
@@ -28,7 +27,7 @@ const (
 func (c Config) Validate() error {
 	for _, check := range []*Error{
 		checkMap("gpus.map", c.GPUs.Map),
-		checkOneOf("gpus.unmapped", c.GPUs.Unmapped, gpumap.FillUnmapped, gpumap.FailUnmapped),
+		checkOneOf("gpus.unmapped", c.GPUs.Unmapped, FillUnmapped, FailUnmapped),
 		checkHosts(c.Hosts),
 		checkLibrary(c.Driver.Library),
 		checkPath("driver.root", c.Driver.Root),
@@ -60,7 +59,7 @@ func invalid(field, remedy, cause string, args ...any) *Error {
 	return &Error{Field: field, Cause: fmt.Sprintf(cause, args...), Remedy: remedy}
 }
 
-func checkMap(field string, rules []gpumap.Rule) *Error {
+func checkMap(field string, rules []Rule) *Error {
 	for i, r := range rules {
 		if err := r.Validate(); err != nil {
 			return invalid(entry(field, i), `write {from: …, to: …}, each a UUID (nvidia-smi -L), {pci: "0000:41:00.0"} or {index: 0}`, "%v", err)

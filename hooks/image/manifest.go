@@ -4,7 +4,6 @@ import (
 	"time"
 
 	"cucriu/cudackpt"
-	"cucriu/internal/gpumap"
 	"cucriu/internal/imagedir"
 )
 
@@ -56,7 +55,7 @@ func (m Manifest) Validate() error {
 func (m Manifest) GPUs() []cudackpt.GPU {
 	var all []cudackpt.GPU
 	for _, p := range m.Processes {
-		all = gpumap.Union(all, p.GPUs)
+		all = cudackpt.Union(all, p.GPUs)
 	}
 	return all
 }

@@ -315,7 +315,7 @@ func PlanPairs(driver *cudackpt.Driver, s *session.Session, gpus config.GPUs) er
 	}
 	var captured []cudackpt.GPU
 	for _, member := range s.Members {
-		captured = gpumap.Union(captured, member.GPUs)
+		captured = cudackpt.Union(captured, member.GPUs)
 	}
 	plan, err := gpumap.Make(captured, visible, gpus.Map, gpus.Unmapped)
 	if err != nil {

@@ -7,6 +7,7 @@ import (
 	"strings"
 
 	"cucriu/cudackpt"
+	"cucriu/hooks/config"
 	"cucriu/internal/units"
 )
 
@@ -14,7 +15,7 @@ import (
 // the job together could see when they were checkpointed; visible are those that they can see
 // now. Both are ordered. The user's rules come first. The remaining GPUs are
 // filled in or refused, as the policy says. An error of Make is a [*MapError].
-func Make(captured, visible []cudackpt.GPU, rules []Rule, policy Policy) (Plan, error) {
+func Make(captured, visible []cudackpt.GPU, rules []config.Rule, policy config.Policy) (Plan, error) {
 	m := maker{captured: captured, visible: visible, placed: make([]Assignment, len(captured))}
 	err := m.check(rules)
 	if err == nil {
@@ -26,7 +27,7 @@ func Make(captured, visible []cudackpt.GPU, rules []Rule, policy Policy) (Plan, 
 	if err != nil {
 		return Plan{}, err
 	}
-	return Plan{Assignments: m.placed, Unused: m.unused, visible: UUIDsOf(visible)}, nil
+	return Plan{Assignments: m.placed, Unused: m.unused, visible: cudackpt.UUIDsOf(visible)}, nil
 }
 
 // MapError says why there is no map, and what to do about it.
@@ -43,13 +44,13 @@ func refuse(remedy, cause string, arguments ...any) error {
 type maker struct {
 	captured, visible []cudackpt.GPU
 	placed            []Assignment // of captured, in their order; empty for one that is not placed yet
-	unused            []Rule
+	unused            []config.Rule
 }
 
 // check refuses a set that names a GPU twice or a GPU without a UUID: with such a set the
 // old side of the pairs would not be exact, or the new side not injective. It refuses rules that
 // select nothing in any set, and a destination with too few GPUs, which no rule can make up for.
-func (m *maker) check(rules []Rule) error {
+func (m *maker) check(rules []config.Rule) error {
 	const remedy = "compare the manifest of the image and /proc/driver/nvidia/gpus with nvidia-smi -L"
 	for _, set := range []struct {
 		name string
@@ -59,7 +60,7 @@ func (m *maker) check(rules []Rule) error {
 			if gpu.UUID.IsZero() {
 				return refuse(remedy, "a GPU %s has no UUID: %s", set.name, describe(gpu))
 			}
-			if slices.Contains(UUIDsOf(set.gpus[:i]), gpu.UUID) {
+			if slices.Contains(cudackpt.UUIDsOf(set.gpus[:i]), gpu.UUID) {
 				return refuse(remedy, "%s is listed twice among the GPUs %s", describe(gpu), set.name)
 			}
 		}
@@ -78,7 +79,7 @@ func (m *maker) check(rules []Rule) error {
 }
 
 // obey places the GPUs that the user's rules name.
-func (m *maker) obey(rules []Rule) error {
+func (m *maker) obey(rules []config.Rule) error {
 	for _, r := range rules {
 		from, err := one(r, r.From, m.captured, "that the job saw")
 		if err != nil {
@@ -124,8 +125,8 @@ func (m *maker) holder(gpu cudackpt.GPU) int {
 }
 
 // one returns the position of the single GPU that s selects, or none if there is none.
-func one(r Rule, s Selector, set []cudackpt.GPU, name string) (int, error) {
-	found := s.in(set)
+func one(r config.Rule, s config.Selector, set []cudackpt.GPU, name string) (int, error) {
+	found := s.In(set)
 	switch len(found) {
 	case 0:
 		return none, nil
@@ -139,22 +140,22 @@ func one(r Rule, s Selector, set []cudackpt.GPU, name string) (int, error) {
 	return none, refuse("name the GPU by its UUID", "in %v, %v selects %d GPUs %s: %s", r, s, len(found), name, describeAll(gpus))
 }
 
-func conflict(first, second Rule, what string) error {
+func conflict(first, second config.Rule, what string) error {
 	return refuse("remove or correct one of them", "%v and %v contradict each other: %s", first, second, what)
 }
 
 // fill places the GPUs that no rule named, or refuses them if the policy is strict, which any but
-// FillUnmapped, the default, is. Each pass runs over all remaining GPUs before the next begins, so
+// config.FillUnmapped, the default, is. Each pass runs over all remaining GPUs before the next begins, so
 // that a GPU that could go anywhere never takes the place of one that stays. A GPU is placed only
 // onto one of the same model, so the models do not affect each other, and within a model any GPU is
 // as good as another. So no choice of an earlier pass or rule can rule out a map that exists.
-func (m *maker) fill(policy Policy) error {
-	if rest := m.unplaced(); policy != FillUnmapped && policy != "" && len(rest) > 0 {
+func (m *maker) fill(policy config.Policy) error {
+	if rest := m.unplaced(); policy != config.FillUnmapped && policy != "" && len(rest) > 0 {
 		return refuse("add a rule for each, or set unmapped to fill",
 			"unmapped is set to error, and no rule names these GPUs, which the job could see, used or not: %s", describeAll(rest))
 	}
 	m.pass(Identity, func(old, now cudackpt.GPU) bool { return old.UUID == now.UUID })
-	m.pass(SamePCI, func(old, now cudackpt.GPU) bool { return samePCI(old.PCIBusID, now.PCIBusID) })
+	m.pass(SamePCI, func(old, now cudackpt.GPU) bool { return cudackpt.SamePCI(old.PCIBusID, now.PCIBusID) })
 	m.pass(SameModel, func(_, _ cudackpt.GPU) bool { return true })
 	rest := m.unplaced()
 	if len(rest) == 0 {

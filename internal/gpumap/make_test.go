@@ -8,6 +8,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"cucriu/cudackpt"
+	"cucriu/hooks/config"
 )
 
 // gpu makes a GPU whose UUID is one repeated byte. An empty model stands for an H200.
@@ -41,13 +42,15 @@ func pair(from, to cudackpt.GPU) cudackpt.GPUPair {
 	return cudackpt.GPUPair{Old: from.UUID, New: to.UUID}
 }
 
-func byUUID(u cudackpt.UUID) Selector { return Selector{UUID: &u} }
-func byPCI(address string) Selector   { return Selector{PCI: address} }
-func byIndex(position int) Selector   { return Selector{Index: &position} }
+func byUUID(u cudackpt.UUID) config.Selector { return config.Selector{UUID: &u} }
+func byPCI(address string) config.Selector   { return config.Selector{PCI: address} }
+func byIndex(position int) config.Selector   { return config.Selector{Index: &position} }
 
-func rule(from, to Selector, line int) Rule { return Rule{From: from, To: to, Line: line} }
+func rule(from, to config.Selector, line int) config.Rule {
+	return config.Rule{From: from, To: to, Line: line}
+}
 
-func move(from, to cudackpt.GPU, line int) Rule {
+func move(from, to cudackpt.GPU, line int) config.Rule {
 	return rule(byUUID(from.UUID), byUUID(to.UUID), line)
 }
 
@@ -57,8 +60,8 @@ func TestMakePlacesEveryCapturedGPU(t *testing.T) {
 	for _, tt := range []struct {
 		name              string
 		captured, visible []cudackpt.GPU
-		rules             []Rule
-		policy            Policy
+		rules             []config.Rule
+		policy            config.Policy
 		want              []cudackpt.GPU
 		reasons           []Reason
 		byOrder           bool // no pairs are sent
@@ -70,22 +73,22 @@ func TestMakePlacesEveryCapturedGPU(t *testing.T) {
 		{name: "A stays, more visible after it", captured: set(gpuA), visible: set(gpuA, gpuB), want: set(gpuA), reasons: []Reason{Identity}, byOrder: true},
 		{name: "A stays, more visible before it", captured: set(gpuA), visible: set(gpuB, gpuA), want: set(gpuA), reasons: []Reason{Identity}},
 		{name: "A and B stay in another order", captured: set(gpuA, gpuB), visible: set(gpuB, gpuA), want: set(gpuA, gpuB), reasons: []Reason{Identity, Identity}},
-		{name: "A to B, both visible", captured: set(gpuA), visible: set(gpuA, gpuB), rules: []Rule{move(gpuA, gpuB, 4)}, want: set(gpuB), reasons: []Reason{ByRule}},
+		{name: "A to B, both visible", captured: set(gpuA), visible: set(gpuA, gpuB), rules: []config.Rule{move(gpuA, gpuB, 4)}, want: set(gpuB), reasons: []Reason{ByRule}},
 		{name: "A to B, only B visible", captured: set(gpuA), visible: set(gpuB), want: set(gpuB), reasons: []Reason{SameModel}},
-		{name: "exchanged", captured: set(gpuA, gpuB), visible: set(gpuA, gpuB), rules: []Rule{move(gpuA, gpuB, 4), move(gpuB, gpuA, 5)}, want: set(gpuB, gpuA), reasons: []Reason{ByRule, ByRule}},
-		{name: "one rule, the other filled in", captured: set(gpuA, gpuB), visible: set(gpuA, gpuB), rules: []Rule{move(gpuA, gpuB, 4)}, want: set(gpuB, gpuA), reasons: []Reason{ByRule, SameModel}},
-		{name: "a rule for a GPU that was not captured", captured: set(gpuA), visible: set(gpuA, gpuB), rules: []Rule{move(gpuA, gpuB, 4), move(gpuB, gpuA, 5)}, want: set(gpuB), reasons: []Reason{ByRule}, unused: 1},
-		{name: "an unused rule may name what nobody sees", captured: set(gpuA), visible: set(gpuA), rules: []Rule{move(gpuB, gpuC, 4), rule(byIndex(7), byIndex(9), 5)}, want: set(gpuA), reasons: []Reason{Identity}, byOrder: true, unused: 2},
-		{name: "a rule that keeps a GPU", captured: set(gpuA), visible: set(gpuA), rules: []Rule{move(gpuA, gpuA, 4)}, policy: FailUnmapped, want: set(gpuA), reasons: []Reason{ByRule}, byOrder: true},
+		{name: "exchanged", captured: set(gpuA, gpuB), visible: set(gpuA, gpuB), rules: []config.Rule{move(gpuA, gpuB, 4), move(gpuB, gpuA, 5)}, want: set(gpuB, gpuA), reasons: []Reason{ByRule, ByRule}},
+		{name: "one rule, the other filled in", captured: set(gpuA, gpuB), visible: set(gpuA, gpuB), rules: []config.Rule{move(gpuA, gpuB, 4)}, want: set(gpuB, gpuA), reasons: []Reason{ByRule, SameModel}},
+		{name: "a rule for a GPU that was not captured", captured: set(gpuA), visible: set(gpuA, gpuB), rules: []config.Rule{move(gpuA, gpuB, 4), move(gpuB, gpuA, 5)}, want: set(gpuB), reasons: []Reason{ByRule}, unused: 1},
+		{name: "an unused rule may name what nobody sees", captured: set(gpuA), visible: set(gpuA), rules: []config.Rule{move(gpuB, gpuC, 4), rule(byIndex(7), byIndex(9), 5)}, want: set(gpuA), reasons: []Reason{Identity}, byOrder: true, unused: 2},
+		{name: "a rule that keeps a GPU", captured: set(gpuA), visible: set(gpuA), rules: []config.Rule{move(gpuA, gpuA, 4)}, policy: config.FailUnmapped, want: set(gpuA), reasons: []Reason{ByRule}, byOrder: true},
 		{name: "another host, slot by slot", captured: set(gpuA, gpuB), visible: set(otherX, otherY), want: set(otherY, otherX), reasons: []Reason{SamePCI, SamePCI}},
 		{name: "another host, by order", captured: set(gpuC, gpuA), visible: set(otherZ, otherX), want: set(otherZ, otherX), reasons: []Reason{SameModel, SameModel}},
 		{name: "identity of a later GPU before the slot of an earlier one", captured: set(gpuA, otherY), visible: set(otherY, otherZ), want: set(otherZ, otherY), reasons: []Reason{SameModel, Identity}},
 		{name: "the slot of a later GPU before the order of an earlier one", captured: set(gpuC, gpuA), visible: set(otherY, otherZ), want: set(otherZ, otherY), reasons: []Reason{SameModel, SamePCI}},
 		{name: "the same slot with another model", captured: set(gpuA), visible: set(h100, otherZ), want: set(otherZ), reasons: []Reason{SameModel}},
 		{name: "two models", captured: set(h100, gpuB), visible: set(otherZ, h100B), want: set(h100B, otherZ), reasons: []Reason{SameModel, SameModel}},
-		{name: "by index to PCI without a domain", captured: set(gpuA, gpuB), visible: set(otherX, otherY), rules: []Rule{rule(byIndex(1), byPCI("41:00.0"), 4)}, want: set(otherX, otherY), reasons: []Reason{SameModel, ByRule}},
-		{name: "by PCI with NVML's domain to index", captured: set(gpuA, gpuC), visible: set(otherX, otherZ), rules: []Rule{rule(byPCI("00000000:81:00.0"), byIndex(0), 4)}, want: set(otherZ, otherX), reasons: []Reason{SameModel, ByRule}},
-		{name: "PCI in capitals", captured: set(gpuA), visible: set(gpuA, otherZ), rules: []Rule{rule(byIndex(0), byPCI("0000:C1:00.0"), 4)}, want: set(otherZ), reasons: []Reason{ByRule}},
+		{name: "by index to PCI without a domain", captured: set(gpuA, gpuB), visible: set(otherX, otherY), rules: []config.Rule{rule(byIndex(1), byPCI("41:00.0"), 4)}, want: set(otherX, otherY), reasons: []Reason{SameModel, ByRule}},
+		{name: "by PCI with NVML's domain to index", captured: set(gpuA, gpuC), visible: set(otherX, otherZ), rules: []config.Rule{rule(byPCI("00000000:81:00.0"), byIndex(0), 4)}, want: set(otherZ, otherX), reasons: []Reason{SameModel, ByRule}},
+		{name: "PCI in capitals", captured: set(gpuA), visible: set(gpuA, otherZ), rules: []config.Rule{rule(byIndex(0), byPCI("0000:C1:00.0"), 4)}, want: set(otherZ), reasons: []Reason{ByRule}},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			plan, err := Make(tt.captured, tt.visible, tt.rules, tt.policy)
@@ -136,39 +139,39 @@ func TestMakeRefuses(t *testing.T) {
 	for _, tt := range []struct {
 		name              string
 		captured, visible []cudackpt.GPU
-		rules             []Rule
-		policy            Policy
+		rules             []config.Rule
+		policy            config.Policy
 		words             []string
 	}{
 		{
-			name: "fewer visible", captured: set(gpuA, gpuB), visible: set(gpuB), rules: []Rule{move(gpuA, gpuB, 4)},
+			name: "fewer visible", captured: set(gpuA, gpuB), visible: set(gpuB), rules: []config.Rule{move(gpuA, gpuB, 4)},
 			words: []string{"the job could see 2 GPUs, and this host shows 1 (", "with 2", "/dev/nvidiaN"},
 		},
 		{
 			name: "none visible", captured: set(gpuA), words: []string{"could see 1 GPU,", "shows 0"},
 		},
 		{
-			name: "two old on one new", captured: set(gpuA, gpuB), visible: set(gpuA, gpuB, gpuC), rules: []Rule{move(gpuA, gpuC, 4), rule(byIndex(1), byPCI("81:00.0"), 7)},
+			name: "two old on one new", captured: set(gpuA, gpuB), visible: set(gpuA, gpuB, gpuC), rules: []config.Rule{move(gpuA, gpuC, 4), rule(byIndex(1), byPCI("81:00.0"), 7)},
 			words: []string{"line 4", "line 7", gpuC.UUID.String(), "both map to GPU-"},
 		},
 		{
-			name: "one old twice", captured: set(gpuA, gpuB), visible: set(gpuA, gpuB, gpuC), rules: []Rule{move(gpuA, gpuB, 4), rule(byPCI("41:00.0"), byIndex(2), 5)},
+			name: "one old twice", captured: set(gpuA, gpuB), visible: set(gpuA, gpuB, gpuC), rules: []config.Rule{move(gpuA, gpuB, 4), rule(byPCI("41:00.0"), byIndex(2), 5)},
 			words: []string{"line 4", "line 5", gpuA.UUID.String(), "both map the job's GPU-"},
 		},
 		{
-			name: "one old twice, in agreement", captured: set(gpuA), visible: set(gpuB), rules: []Rule{move(gpuA, gpuB, 4), move(gpuA, gpuB, 5)},
+			name: "one old twice, in agreement", captured: set(gpuA), visible: set(gpuB), rules: []config.Rule{move(gpuA, gpuB, 4), move(gpuA, gpuB, 5)},
 			words: []string{"line 4", "line 5", "contradict"},
 		},
 		{
-			name: "unknown new", captured: set(gpuA), visible: set(gpuA, gpuB), rules: []Rule{move(gpuA, gpuC, 4)},
+			name: "unknown new", captured: set(gpuA), visible: set(gpuA, gpuB), rules: []config.Rule{move(gpuA, gpuC, 4)},
 			words: []string{"line 4", "there is no GPU with " + gpuC.UUID.String() + " here: cucriu gpus lists 2 GPUs"},
 		},
 		{
-			name: "unknown index", captured: set(gpuA), visible: set(gpuA), rules: []Rule{rule(byIndex(0), byIndex(1), 0)},
+			name: "unknown index", captured: set(gpuA), visible: set(gpuA), rules: []config.Rule{rule(byIndex(0), byIndex(1), 0)},
 			words: []string{"the rule from index 0 to index 1: there is no GPU with index 1 here: cucriu gpus lists 1 GPU, from index 0 on"},
 		},
 		{
-			name: "rule onto another model", captured: set(gpuA), visible: set(gpuA, h100), rules: []Rule{move(gpuA, h100, 4)},
+			name: "rule onto another model", captured: set(gpuA), visible: set(gpuA, h100), rules: []config.Rule{move(gpuA, h100, 4)},
 			words: []string{"line 4", "NVIDIA H200", "NVIDIA H100", "same model"},
 		},
 		{
@@ -176,7 +179,7 @@ func TestMakeRefuses(t *testing.T) {
 			words: []string{gpuB.UUID.String(), h100.UUID.String(), "same model"},
 		},
 		{
-			name: "strict, nothing named", captured: set(gpuA, gpuB), visible: set(gpuA, gpuB), rules: []Rule{move(gpuA, gpuA, 4)}, policy: FailUnmapped,
+			name: "strict, nothing named", captured: set(gpuA, gpuB), visible: set(gpuA, gpuB), rules: []config.Rule{move(gpuA, gpuA, 4)}, policy: config.FailUnmapped,
 			words: []string{gpuB.UUID.String(), "unmapped"},
 		},
 		{
@@ -188,15 +191,15 @@ func TestMakeRefuses(t *testing.T) {
 			words: []string{"that the job saw", "no UUID"},
 		},
 		{
-			name: "an ambiguous address", captured: set(gpuA, otherY), visible: set(gpuB, gpuC), rules: []Rule{rule(byPCI("41:00.0"), byIndex(0), 4)},
+			name: "an ambiguous address", captured: set(gpuA, otherY), visible: set(gpuB, gpuC), rules: []config.Rule{rule(byPCI("41:00.0"), byIndex(0), 4)},
 			words: []string{"line 4", "selects 2 GPUs that the job saw", otherY.UUID.String()},
 		},
 		{
-			name: "a rule of two selectors", captured: set(gpuA), visible: set(gpuA), rules: []Rule{rule(bothSet, byIndex(0), 4)},
+			name: "a rule of two selectors", captured: set(gpuA), visible: set(gpuA), rules: []config.Rule{rule(bothSet, byIndex(0), 4)},
 			words: []string{"line 4", "from: 2 of uuid, pci and index"},
 		},
 		{
-			name: "a rule of no selector", captured: set(gpuA), visible: set(gpuA), rules: []Rule{rule(byIndex(0), Selector{}, 4)},
+			name: "a rule of no selector", captured: set(gpuA), visible: set(gpuA), rules: []config.Rule{rule(byIndex(0), config.Selector{}, 4)},
 			words: []string{"to: it is missing"},
 		},
 	} {
@@ -267,7 +270,7 @@ func TestPairsOfOneProcess(t *testing.T) {
 
 func TestExplainSaysWhoGoesWhereAndWhy(t *testing.T) {
 	plan, err := Make(set(gpuA, gpuB, gpuC), set(gpuA, otherX, otherZ),
-		[]Rule{rule(byIndex(2), byPCI("c1:00.0"), 9), move(otherY, otherZ, 12)}, FillUnmapped)
+		[]config.Rule{rule(byIndex(2), byPCI("c1:00.0"), 9), move(otherY, otherZ, 12)}, config.FillUnmapped)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -293,13 +296,13 @@ func TestExplainSaysWhoGoesWhereAndWhy(t *testing.T) {
 
 func TestARuleForAGPUThatWasNotCapturedIsSkippedUnlessItIsRequired(t *testing.T) {
 	seventh := 7
-	r := Rule{From: Selector{Index: &seventh}, To: Selector{UUID: &gpuA.UUID}} // as a program makes it, of no line
-	plan, err := Make([]cudackpt.GPU{gpuA}, []cudackpt.GPU{gpuA}, []Rule{r}, FillUnmapped)
+	r := config.Rule{From: config.Selector{Index: &seventh}, To: config.Selector{UUID: &gpuA.UUID}} // as a program makes it, of no line
+	plan, err := Make([]cudackpt.GPU{gpuA}, []cudackpt.GPU{gpuA}, []config.Rule{r}, config.FillUnmapped)
 	if err != nil || len(plan.Unused) != 1 {
 		t.Errorf("%+v %v", plan, err)
 	}
 	r.Required = true
-	if _, err := Make([]cudackpt.GPU{gpuA}, []cudackpt.GPU{gpuA}, []Rule{r}, FillUnmapped); err == nil || !strings.Contains(err.Error(), "the job saw 1 GPU, there is no index 7") {
+	if _, err := Make([]cudackpt.GPU{gpuA}, []cudackpt.GPU{gpuA}, []config.Rule{r}, config.FillUnmapped); err == nil || !strings.Contains(err.Error(), "the job saw 1 GPU, there is no index 7") {
 		t.Errorf("not refused for what it is: %v", err)
 	}
 }

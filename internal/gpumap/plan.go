@@ -5,6 +5,7 @@ import (
 	"slices"
 
 	"cucriu/cudackpt"
+	"cucriu/hooks/config"
 )
 
 // Reason says why a captured GPU goes where it goes.
@@ -27,13 +28,13 @@ type Assignment struct {
 	From   cudackpt.GPU
 	To     cudackpt.GPU
 	Reason Reason
-	Rule   *Rule // the rule that asked for it; nil unless Reason is ByRule
+	Rule   *config.Rule // the rule that asked for it; nil unless Reason is ByRule
 }
 
 // Plan is the map of a whole job. The zero Plan is the map of a job that captured no GPU.
 type Plan struct {
-	Assignments []Assignment // one for each captured GPU, in the captured order
-	Unused      []Rule       // rules whose From selects no captured GPU
+	Assignments []Assignment  // one for each captured GPU, in the captured order
+	Unused      []config.Rule // rules whose From selects no captured GPU
 
 	visible []cudackpt.UUID // in order: the driver pairs by it when it is given no map
 }
@@ -68,7 +69,7 @@ func (p Pairs) Of(captured []cudackpt.GPU) (pairs Pairs) {
 func (p Pairs) For(visible []cudackpt.GPU) (Pairs, error) {
 	byOrder := true
 	for i, pair := range p {
-		at := slices.Index(UUIDsOf(visible), pair.New)
+		at := slices.Index(cudackpt.UUIDsOf(visible), pair.New)
 		if at < 0 {
 			return nil, refuse("restore or resume again: that plans with the GPUs that are visible then",
 				"the plan puts the job's %v on %v, which is not visible any more", pair.Old, pair.New)
@@ -117,26 +118,6 @@ func (p Plan) describe(what func(i int, a Assignment) string) []string {
 }
 
 // UnusedNote says that a rule did not apply.
-func UnusedNote(r Rule) string {
+func UnusedNote(r config.Rule) string {
 	return fmt.Sprintf("note: %v is unused: the job captured no GPU that %v selects", r, r.From)
-}
-
-// UUIDsOf returns the UUIDs of GPUs, in the same order.
-func UUIDsOf(gpus []cudackpt.GPU) []cudackpt.UUID {
-	uuids := make([]cudackpt.UUID, len(gpus))
-	for i, gpu := range gpus {
-		uuids[i] = gpu.UUID
-	}
-	return uuids
-}
-
-// Union lists every GPU that any of the processes saw, in order of first appearance.
-func Union(lists ...[]cudackpt.GPU) []cudackpt.GPU {
-	var union []cudackpt.GPU
-	for _, gpu := range slices.Concat(lists...) {
-		if !slices.Contains(UUIDsOf(union), gpu.UUID) {
-			union = append(union, gpu)
-		}
-	}
-	return union
 }

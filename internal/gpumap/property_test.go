@@ -8,13 +8,14 @@ import (
 	"pgregory.net/rapid"
 
 	"cucriu/cudackpt"
+	"cucriu/hooks/config"
 )
 
 // job is the input of Make.
 type job struct {
 	captured, visible []cudackpt.GPU
-	rules             []Rule
-	policy            Policy
+	rules             []config.Rule
+	policy            config.Policy
 }
 
 func (j job) make() (Plan, error) { return Make(j.captured, j.visible, j.rules, j.policy) }
@@ -43,18 +44,18 @@ func drawSet(t *rapid.T, name string) []cudackpt.GPU {
 }
 
 // drawSelector selects a GPU of set most of the time, and otherwise one that is not there.
-func drawSelector(t *rapid.T, name string, set []cudackpt.GPU) Selector {
+func drawSelector(t *rapid.T, name string, set []cudackpt.GPU) config.Selector {
 	if i := rapid.IntRange(0, len(set)).Draw(t, name); i < len(set) {
 		return drawName(t, name, set, i)
 	}
-	return rapid.SampledFrom([]Selector{
+	return rapid.SampledFrom([]config.Selector{
 		byUUID(gpu(0xee, "", "").UUID), byPCI("ff:1f.7"), byIndex(len(set)),
 	}).Draw(t, name+" absent")
 }
 
 // drawName names one GPU of set in any of the three ways.
-func drawName(t *rapid.T, name string, set []cudackpt.GPU, i int) Selector {
-	return rapid.SampledFrom([]Selector{byUUID(set[i].UUID), byPCI(set[i].PCIBusID), byIndex(i)}).Draw(t, name+" named")
+func drawName(t *rapid.T, name string, set []cudackpt.GPU, i int) config.Selector {
+	return rapid.SampledFrom([]config.Selector{byUUID(set[i].UUID), byPCI(set[i].PCIBusID), byIndex(i)}).Draw(t, name+" named")
 }
 
 // drawJob draws any job: two sets that match, or two that need not, and rules that may
@@ -81,14 +82,14 @@ func drawJob(t *rapid.T) job {
 		}
 		j.rules = append(j.rules, r)
 	}
-	j.policy = rapid.SampledFrom([]Policy{FillUnmapped, FillUnmapped, FillUnmapped, FailUnmapped}).Draw(t, "policy")
+	j.policy = rapid.SampledFrom([]config.Policy{config.FillUnmapped, config.FillUnmapped, config.FillUnmapped, config.FailUnmapped}).Draw(t, "policy")
 	return j
 }
 
 // drawPlannable draws a job for which there is a map: each captured GPU has a partner among the
 // visible ones, and the rules that apply name these partners.
 func drawPlannable(t *rapid.T) job {
-	j := job{captured: drawSet(t, "captured"), policy: FillUnmapped}
+	j := job{captured: drawSet(t, "captured"), policy: config.FillUnmapped}
 	n := len(j.captured)
 	ids := rapid.SliceOfNDistinct(rapid.IntRange(1, 10), n, n+3, rapid.ID[int]).Draw(t, "visible ids")
 	at := rapid.Permutation(slots).Draw(t, "visible slots")
@@ -122,16 +123,16 @@ func (j job) mustMake(t *rapid.T) Plan {
 	return plan
 }
 
-// selects is the meaning of a selector, written in another way than in Selector.in.
-func selects(s Selector, set []cudackpt.GPU, i int) bool {
+// selects is the meaning of a selector, written in another way than in config.Selector.in.
+func selects(s config.Selector, set []cudackpt.GPU, i int) bool {
 	switch {
 	case s.Index != nil:
 		return *s.Index == i
 	case s.UUID != nil:
 		return set[i].UUID == *s.UUID
 	}
-	a, errA := parsePCI(s.PCI)
-	b, errB := parsePCI(set[i].PCIBusID)
+	a, errA := cudackpt.ParsePCI(s.PCI)
+	b, errB := cudackpt.ParsePCI(set[i].PCIBusID)
 	return errA == nil && errB == nil && a == b
 }
 
@@ -144,7 +145,7 @@ func anyMapExists(j job) bool {
 				named++
 			}
 		}
-		if named > 1 || named == 0 && j.policy == FailUnmapped {
+		if named > 1 || named == 0 && j.policy == config.FailUnmapped {
 			return false
 		}
 	}
@@ -252,7 +253,7 @@ func TestFillingKeepsItsRank(t *testing.T) {
 				switch {
 				case now.UUID == a.From.UUID:
 					rank = Identity
-				case samePCI(now.PCIBusID, a.From.PCIBusID):
+				case cudackpt.SamePCI(now.PCIBusID, a.From.PCIBusID):
 					rank = SamePCI
 				}
 				if rank >= a.Reason {
@@ -316,11 +317,11 @@ func TestPairsCoverExactlyWhatAProcessCaptured(t *testing.T) {
 		sees := j.visible
 		if rapid.Bool().Draw(t, "sees others now") {
 			sees = rapid.Permutation(append(drawSet(t, "new"), j.visible...)).Draw(t, "sees")
-			sees = Union(sees)[:rapid.IntRange(0, len(Union(sees))).Draw(t, "are left")]
+			sees = cudackpt.Union(sees)[:rapid.IntRange(0, len(cudackpt.Union(sees))).Draw(t, "are left")]
 		}
 		told, err := plan.Pairs().Of(own).For(sees)
 		isGone := slices.ContainsFunc(own, func(gpu cudackpt.GPU) bool {
-			return !slices.Contains(UUIDsOf(sees), target[gpu.UUID])
+			return !slices.Contains(cudackpt.UUIDsOf(sees), target[gpu.UUID])
 		})
 		if isGone != (err != nil) {
 			t.Fatalf("a GPU of the plan is gone: %v, but the driver is told %v, %v", isGone, told, err)

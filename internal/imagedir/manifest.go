@@ -9,7 +9,6 @@ import (
 
 	"cucriu/cudackpt"
 	"cucriu/internal/fault"
-	"cucriu/internal/gpumap"
 	"cucriu/internal/inject"
 	"cucriu/internal/pages"
 	"cucriu/internal/proc"
@@ -238,7 +237,7 @@ func isPrintable(text string) bool { return text == proc.Printable(text) }
 func (m Manifest) GPUs() []cudackpt.GPU {
 	var all []cudackpt.GPU
 	for _, p := range m.Processes {
-		all = gpumap.Union(all, p.GPUs)
+		all = cudackpt.Union(all, p.GPUs)
 	}
 	return all
 }

@@ -16,9 +16,9 @@ import (
 
 	"cucriu/criuutil"
 	"cucriu/cudackpt"
+	"cucriu/hooks/config"
 	"cucriu/hooks/preflight"
 	"cucriu/internal/durable"
-	"cucriu/internal/gpumap"
 	"cucriu/internal/inventory"
 	"cucriu/internal/proc"
 	"cucriu/internal/units"
@@ -29,8 +29,8 @@ type Host struct {
 	// Driver opens the driver.
 	Driver func() (*cudackpt.Driver, error)
 	// Map and Unmapped are the user's part of the GPU map: see [gpumap.Make].
-	Map      []gpumap.Rule
-	Unmapped gpumap.Policy
+	Map      []config.Rule
+	Unmapped config.Policy
 	Visible  []cudackpt.GPU // by the processes of a restore; nil: those that this program sees
 	// Criu is the path of the criu that is to dump; empty if that is not known.
 	Criu string

@@ -6,6 +6,7 @@ import (
 	"slices"
 	"time"
 
+	"cucriu/hooks/config"
 	"cucriu/hooks/timeline"
 	"cucriu/internal/gpumap"
 	"cucriu/internal/imagedir"
@@ -91,8 +92,8 @@ type Record struct {
 	// did not record it: then it is made from the GPU map with which the restore was begun, or without Unmapped, which
 	// even earlier ones did not record, from the configuration.
 	Plan     gpumap.Pairs      `json:"plan,omitempty"`
-	Map      []gpumap.Rule     `json:"map,omitempty"`
-	Unmapped gpumap.Policy     `json:"unmapped,omitempty"`
+	Map      []config.Rule     `json:"map,omitempty"`
+	Unmapped config.Policy     `json:"unmapped,omitempty"`
 	Written  *imagedir.Written `json:"written,omitempty"` // of a dump
 	Phases   timeline.Phases   `json:"phases"`
 	// KeeperFD is the watcher's descriptor of a socket with what the GPUs keep of the processes, or 0.

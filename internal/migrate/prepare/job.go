@@ -5,8 +5,8 @@ import (
 	"time"
 
 	"cucriu/cudackpt"
+	"cucriu/hooks/config"
 	"cucriu/hooks/image"
-	"cucriu/internal/gpumap"
 )
 
 // Job describes a job at the source: all that the destination needs to know to judge whether the
@@ -40,7 +40,7 @@ type Job struct {
 	// Features are criu's names of what it must be able to do at the destination.
 	Features []string `json:"features,omitempty"`
 	// Map replaces gpus.map of the destination's configuration, if it is not empty.
-	Map []gpumap.Rule `json:"map,omitempty"`
+	Map []config.Rule `json:"map,omitempty"`
 }
 
 // Host is what a job may rely on of the machine that it runs on.

@@ -15,8 +15,8 @@ import (
 	"golang.org/x/sys/unix"
 
 	"cucriu/cudackpt"
+	"cucriu/hooks/config"
 	"cucriu/hooks/preflight"
-	"cucriu/internal/gpumap"
 	"cucriu/internal/testenv"
 )
 
@@ -204,13 +204,13 @@ var gpuChanges = []change{
 	},
 	{
 		name: "a map of its own", change: func(_ *testing.T, j *Job, _ *Room) {
-			j.Map = []gpumap.Rule{{From: gpumap.Selector{Index: new(0)}, To: gpumap.Selector{UUID: &j.Processes[0].GPUs[1].UUID}}}
+			j.Map = []config.Rule{{From: config.Selector{Index: new(0)}, To: config.Selector{UUID: &j.Processes[0].GPUs[1].UUID}}}
 		},
 		words: []string{"rule", "same model, next in order"},
 	},
 	{
 		name: "a map that cannot be met", change: func(_ *testing.T, j *Job, _ *Room) {
-			j.Map = []gpumap.Rule{{From: gpumap.Selector{Index: new(0)}, To: gpumap.Selector{Index: new(7)}, Line: 12}}
+			j.Map = []config.Rule{{From: config.Selector{Index: new(0)}, To: config.Selector{Index: new(7)}, Line: 12}}
 		},
 		want: []string{"error gpu-map"}, words: []string{"index 7"},
 	},

@@ -15,9 +15,9 @@ import (
 	"golang.org/x/sys/unix"
 
 	"cucriu/cudackpt"
+	"cucriu/hooks/config"
 	"cucriu/hooks/image"
 	"cucriu/hooks/preflight"
-	"cucriu/internal/gpumap"
 )
 
 // sample is a job that has some of everything.
@@ -46,7 +46,7 @@ func sample() *Job {
 		Listening:   []Listener{{PID: 4711, Local: netip.MustParseAddrPort("[::]:29500")}},
 		Options:     image.Options{TCPEstablished: true, NetworkLock: "nftables", Sockets: []string{"/dev/log"}, Pipes: []image.Pipe{{Name: "pipe:[77]"}}},
 		Features:    []string{"network_lock_nftables"},
-		Map:         []gpumap.Rule{{From: gpumap.Selector{Index: new(0)}, To: gpumap.Selector{PCI: "0000:41:00.0"}, Line: 7}},
+		Map:         []config.Rule{{From: config.Selector{Index: new(0)}, To: config.Selector{PCI: "0000:41:00.0"}, Line: 7}},
 	}
 }
 
@@ -90,8 +90,8 @@ func TestSizesCountsAndPathsOfAJobAreChecked(t *testing.T) {
 		"a control group that climbs":   func(j *Job) { j.Cgroup = "/../../etc" },
 		"an option that is none":        func(j *Job) { j.Options.NetworkLock = "; reboot" },
 		"a pipe that is none":           func(j *Job) { j.Options.Pipes[0].Name = "fd[1]:/etc/passwd" },
-		"a rule that selects nothing":   func(j *Job) { j.Map[0].From = gpumap.Selector{} },
-		"too many rules":                func(j *Job) { j.Map = make([]gpumap.Rule, maxRules+1) },
+		"a rule that selects nothing":   func(j *Job) { j.Map[0].From = config.Selector{} },
+		"too many rules":                func(j *Job) { j.Map = make([]config.Rule, maxRules+1) },
 	} {
 		t.Run(name, func(t *testing.T) {
 			j := sample()

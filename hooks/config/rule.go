@@ -1,9 +1,8 @@
-package gpumap
+package config
 
 import (
 	"errors"
 	"fmt"
-	"regexp"
 	"strconv"
 	"strings"
 
@@ -102,7 +101,7 @@ func (s Selector) Validate() error {
 	}
 	if s.PCI != "" {
 		kinds++
-		if _, err := parsePCI(s.PCI); err != nil {
+		if _, err := cudackpt.ParsePCI(s.PCI); err != nil {
 			return err
 		}
 	}
@@ -134,9 +133,9 @@ func (s Selector) String() string {
 	return "nothing"
 }
 
-// in returns the positions in set of the GPUs that s selects. If there is more than one, the
+// In returns the positions in set of the GPUs that s selects. If there is more than one, the
 // set has two GPUs at the same address.
-func (s Selector) in(set []cudackpt.GPU) []int {
+func (s Selector) In(set []cudackpt.GPU) []int {
 	if s.Index != nil {
 		if *s.Index < len(set) {
 			return []int{*s.Index}
@@ -145,33 +144,9 @@ func (s Selector) in(set []cudackpt.GPU) []int {
 	}
 	var found []int
 	for i, gpu := range set {
-		if s.UUID != nil && gpu.UUID == *s.UUID || s.PCI != "" && samePCI(gpu.PCIBusID, s.PCI) {
+		if s.UUID != nil && gpu.UUID == *s.UUID || s.PCI != "" && cudackpt.SamePCI(gpu.PCIBusID, s.PCI) {
 			found = append(found, i)
 		}
 	}
 	return found
-}
-
-var pciAddress = regexp.MustCompile(`^(?:([0-9a-f]{1,8}):)?([0-9a-f]{2}:[01][0-9a-f]\.[0-7])$`)
-
-// parsePCI reads [domain:]bus:device.function, in hexadecimal of either case. The text of an address
-// depends on its source: lspci leaves out domain 0, sysfs and /proc/driver/nvidia write the domain
-// with four digits, NVML with eight. The result is the same for all of them.
-func parsePCI(text string) (string, error) {
-	m := pciAddress.FindStringSubmatch(strings.ToLower(text))
-	if m == nil {
-		return "", fmt.Errorf("%q is not a PCI address like 0000:41:00.0", text)
-	}
-	return strings.TrimLeft(m[1], "0") + ":" + m[2], nil
-}
-
-// samePCI reports whether two texts name the same address. Text that is not an address, such as
-// the empty text of a GPU whose address is not known, equals nothing.
-func samePCI(a, b string) bool {
-	x, err := parsePCI(a)
-	if err != nil {
-		return false
-	}
-	y, err := parsePCI(b)
-	return err == nil && x == y
 }

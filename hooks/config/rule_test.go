@@ -1,37 +1,16 @@
-package gpumap
+package config
 
 import (
 	"strings"
 	"testing"
 )
 
-func TestPCIAddressesAreComparedByValue(t *testing.T) {
-	for _, tt := range []struct {
-		a, b string
-		same bool
-	}{
-		{"41:00.0", "0000:41:00.0", true},
-		{"41:00.0", "00000000:41:00.0", true},
-		{"0000:C1:1F.7", "00000000:c1:1f.7", true},
-		{"10000:01:00.0", "00010000:01:00.0", true},
-		{"0001:41:00.0", "41:00.0", false},
-		{"41:00.0", "41:00.1", false},
-		{"41:00.0", "41:01.0", false},
-		{"", "", false},
-		{"41:00.0", "", false},
-	} {
-		if got := samePCI(tt.a, tt.b); got != tt.same {
-			t.Errorf("samePCI(%q, %q) = %v", tt.a, tt.b, got)
-		}
-	}
-}
-
 func TestTextThatIsNoPCIAddressIsRefused(t *testing.T) {
 	for _, text := range []string{
 		"", "41", "41:00", "0000:41:00", "41:00.8", "41:20.0", "4g:00.0", ":41:00.0", "000000000:41:00.0",
 		"0000:0041:00.0", "0000:41:00.0.0", "0000:41:00.00", "+1:41:00.0", "0x0:41:00.0", "0000:41:00.0 ", "0:0000:41:00.0",
 	} {
-		if err := byPCI(text).Validate(); err == nil {
+		if err := (Selector{PCI: text}).Validate(); err == nil {
 			t.Errorf("%q passed as a PCI address", text)
 		}
 	}
