@@ -9,6 +9,7 @@ import (
 	"cucriu/hooks/preflight"
 	"cucriu/internal/agent"
 	"cucriu/internal/inspect"
+	"cucriu/internal/inventory"
 	"cucriu/internal/proc"
 )
 
@@ -48,7 +49,11 @@ func HasLibrary(pid int) bool {
 // the path of the criu that is to dump, empty if that is not known. noTerminal says that the tree does not use the
 // terminal of its session. It changes nothing, and a tree may change until it is dumped.
 func CriuOptions(ctx context.Context, root int, criu string, noTerminal bool) (image.Options, preflight.Findings, error) {
-	wanted, err := inspect.OptionsOf(ctx, inspect.Asked{Root: root, Criu: criu, NoTerminal: noTerminal})
+	advice, err := inventory.Advice(root)
+	if advice == nil { // else what could not be read is left to criu
+		return image.Options{}, nil, err
+	}
+	wanted, err := inspect.OptionsOf(ctx, advice, inspect.Asked{Criu: criu, NoTerminal: noTerminal})
 	return wanted.Options, wanted.Findings, err
 }
 

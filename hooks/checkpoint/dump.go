@@ -15,6 +15,7 @@ import (
 	"cucriu/hooks/preflight"
 	"cucriu/internal/durable"
 	"cucriu/internal/imagedir"
+	"cucriu/internal/inspect"
 	"cucriu/internal/inventory"
 	"cucriu/internal/journal"
 	"cucriu/internal/proc"
@@ -81,8 +82,13 @@ func Dump(ctx context.Context, hook *hooks.Hook, dir string, options Options) (R
 	if root != nil {
 		defer root.Close()
 	}
-	prefetched := env.Host().Prefetch(ctx, int(options.RPC.GetPid()))
-	needs, record, removed, err := addNeeds(ctx, env, &options)
+	// What is found in one look is asked of the kernel module and of the tree at the same time.
+	advice, adviceErr := inventory.Advice(int(options.RPC.GetPid()))
+	var prefetched *inspect.Prefetched
+	if adviceErr == nil { // else the inspection says why
+		prefetched = env.Host().Prefetch(ctx, advice)
+	}
+	needs, record, removed, err := addNeeds(ctx, env, &options, advice, adviceErr)
 	if err != nil {
 		return refused(err)
 	}

@@ -19,18 +19,21 @@ import (
 	"cucriu/internal/session"
 )
 
-// addNeeds finds the options that the tree needs, and adds those to the request that are not in it.
-// record is for the image, so that the restore needs none of them; nil if there is nothing to be
+// addNeeds finds the options that the tree needs, and adds those to the request that are not in it. If advice is nil,
+// adviceErr says why. record is for the image, so that the restore needs none of them; nil if there is nothing to be
 // recorded. removed are for [relinkedFiles]. It refuses what no option helps against.
-func addNeeds(ctx context.Context, env *session.Env, options *Options) (
+func addNeeds(ctx context.Context, env *session.Env, options *Options, advice *inventory.Tree, adviceErr error) (
 	needs []preflight.Need, record *image.Options, removed []inventory.RemovedName, err error,
 ) {
 	if options.ByHand {
 		return nil, nil, nil, nil
 	}
-	wanted, err := inspect.OptionsOf(ctx, inspect.Asked{
-		Root: int(options.RPC.GetPid()), Criu: options.Path, External: options.RPC.GetExternal(), NoTerminal: options.NoTerminal,
-	})
+	var wanted inspect.Wanted
+	if err = adviceErr; advice != nil { // what could not be read of it is left to criu
+		wanted, err = inspect.OptionsOf(ctx, advice, inspect.Asked{
+			Criu: options.Path, External: options.RPC.GetExternal(), NoTerminal: options.NoTerminal,
+		})
+	}
 	if errors.Is(err, proc.ErrGone) {
 		return nil, nil, nil, nil // criu says what is wrong with the pid
 	}

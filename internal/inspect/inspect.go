@@ -32,17 +32,16 @@ type Inspection struct {
 // criu.
 func (in *Inspection) UsesCUDA() bool { return len(in.Processes) > 0 || len(in.Findings) > 0 }
 
-// Tree walks the tree below root. It finds the CUDA processes, and everything that would
+// Tree inspects a tree as it is before anything is touched. It finds the CUDA processes, and everything that would
 // make the dump fail after GPU state has been touched. imageDir is where the images are to go;
 // it is empty if that is not known. Tree calls open when it meets the
 // first process that has libcuda mapped: a tree without CUDA needs no driver. prefetched is nil if nobody
 // has begun to ask.
-func Tree(ctx context.Context, root int, imageDir string, prefetched *Prefetched, open func() (*cudackpt.Driver, error)) (*Inspection, error) {
-	s, err := advice(root)
-	if err != nil {
-		return nil, err
-	}
-	return s.inspect(ctx, imageDir, prefetched, sync.OnceValues(open))
+func Tree(
+	ctx context.Context, advice *inventory.Tree, imageDir string, prefetched *Prefetched,
+	open func() (*cudackpt.Driver, error),
+) (*Inspection, error) {
+	return (&snapshot{advice}).inspect(ctx, imageDir, prefetched, sync.OnceValues(open))
 }
 
 // Prefetched is what the kernel module told of a tree right before its inspection.
@@ -51,19 +50,16 @@ type Prefetched struct {
 	kernel kernelAnswer
 }
 
-// Prefetch loads the driver and asks the kernel module about the tree below root, while a dump is
+// Prefetch loads the driver and asks the kernel module about a tree, while a dump is
 // prepared. [Tree] asks again if other processes use CUDA by then, and a dump asks again once the tree is
 // stopped.
-func (h Host) Prefetch(ctx context.Context, root int) *Prefetched {
+func (h Host) Prefetch(ctx context.Context, advice *inventory.Tree) *Prefetched {
 	e := &Prefetched{done: make(chan struct{})}
 	go func() {
 		defer close(e.done)
 		ctx, cancel := context.WithTimeout(ctx, h.Timeout)
 		defer cancel()
-		s, err := advice(root)
-		if err != nil {
-			return // the inspection says why
-		}
+		s := &snapshot{advice}
 		if in, _, err := s.askDriver(ctx, nil, sync.OnceValues(h.CheckpointDriver)); err == nil {
 			e.kernel = in.kernel
 		}
@@ -305,13 +301,14 @@ func askAbout(
 func (h Host) CheckJob(ctx context.Context, root int, imageDir string) (preflight.Findings, error) {
 	ctx, cancel := context.WithTimeout(ctx, h.Timeout)
 	defer cancel()
-	s, err := advice(root)
+	advice, err := inventory.Advice(root)
 	if errors.Is(err, proc.ErrGone) {
 		err = preflight.AsRefusal(err)
 	}
 	if err != nil {
 		return nil, err
 	}
+	s := &snapshot{advice}
 	open := sync.OnceValues(h.CheckpointDriver)
 	in, err := s.inspect(ctx, durable.Existing(imageDir), nil, open)
 	if err != nil {
@@ -354,7 +351,7 @@ func (h Host) CheckJob(ctx context.Context, root int, imageDir string) (prefligh
 	if criu, err := criuutil.FindCriu(ctx, h.Criu, os.Getenv); err == nil { // else it is a finding about the machine
 		findings = append(findings, s.socketFindings(criu.Version)...)
 	}
-	options, err := s.optionsFindings(ctx, Asked{Root: root, Criu: h.Criu})
+	options, err := s.optionsFindings(ctx, Asked{Criu: h.Criu})
 	return slices.Concat(findings, options, in.Findings), err
 }
 

@@ -119,15 +119,15 @@ func installedFindings(ctx context.Context, name string) preflight.Findings {
 	return append(findings, pluginFindings(criu.LibDir, criu.LibDirGiven, os.Getenv("PATH"))...)
 }
 
-// CriuFindings are about the criu that runs this hook, and what it cannot dump of the tree below root.
-func CriuFindings(ctx context.Context, criu *criuutil.Criu, root int) preflight.Findings {
+// CriuFindings are about the criu that runs this hook, and what it cannot dump of a tree.
+func CriuFindings(ctx context.Context, criu *criuutil.Criu, advice func() (*inventory.Tree, error)) preflight.Findings {
 	version, err := criuutil.CriuVersion(ctx, criu.Executable())
 	findings := CriuVersionFindings(version)
 	if err != nil {
 		findings = preflight.Findings{preflight.Warning(preflight.FindingCriuVersion, "the version of this criu is not known: "+err.Error(), "")}
 	}
-	if s, err := advice(root); err == nil { // else the inspection says so
-		findings = append(findings, s.socketFindings(version)...)
+	if tree, err := advice(); err == nil { // else the inspection says so
+		findings = append(findings, (&snapshot{tree}).socketFindings(version)...)
 	}
 	// An action script inherits criu's environment.
 	return append(findings, pluginFindings(criu.LibDir, criu.LibDirGiven, os.Getenv("PATH"))...)

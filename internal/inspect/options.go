@@ -22,7 +22,6 @@ import (
 
 // Asked is what is known of a dump whose options are to be found.
 type Asked struct {
-	Root int
 	// Criu is the path of the criu that is to dump; empty if that is not known.
 	Criu string
 	// External is what criu is told to take for external, by its own names.
@@ -47,13 +46,9 @@ func (w *Wanted) add(option, why, risk string) {
 }
 
 // OptionsOf finds the options that criu needs to dump a tree: what criu would refuse
-// without. It changes nothing. A tree may change until it is dumped.
-func OptionsOf(ctx context.Context, asked Asked) (Wanted, error) {
-	s, err := advice(asked.Root)
-	if s == nil { // what cannot be read is left to criu
-		return Wanted{}, err
-	}
-	return s.optionsOf(ctx, asked)
+// without. It changes nothing. A tree may change until it is dumped, and what could not be read of it is left to criu.
+func OptionsOf(ctx context.Context, advice *inventory.Tree, asked Asked) (Wanted, error) {
+	return (&snapshot{advice}).optionsOf(ctx, asked)
 }
 
 func (s *snapshot) optionsOf(ctx context.Context, asked Asked) (Wanted, error) {

@@ -8,15 +8,6 @@ import (
 // snapshot is a look at a tree of processes, which all that judge the tree share.
 type snapshot struct{ *inventory.Tree }
 
-// advice looks at the tree below root before anything is touched.
-func advice(root int) (*snapshot, error) {
-	tree, err := inventory.Advice(root)
-	if tree == nil {
-		return nil, err
-	}
-	return &snapshot{tree}, err
-}
-
 // about returns the finding, marked as one about a process.
 func about(p *inventory.Process, f preflight.Finding) preflight.Finding {
 	f.PID, f.Process = p.PID, p.Status().Name

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"slices"
+	"sync"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -17,6 +18,7 @@ import (
 	"cucriu/internal/failpoint"
 	"cucriu/internal/imagedir"
 	"cucriu/internal/inspect"
+	"cucriu/internal/inventory"
 	"cucriu/internal/journal"
 	"cucriu/internal/proc"
 	"cucriu/internal/rundir"
@@ -291,9 +293,14 @@ func (d *dump) inspect(ctx context.Context) error {
 	if d.criu.PagesElsewhere {
 		imageDir = "" // how much of the image will go there is not known
 	}
+	look := sync.OnceValues(func() (*inventory.Tree, error) { return inventory.Advice(d.Root) })
 	ofCriu := make(chan preflight.Findings, 1) // criu is asked for its version meanwhile
-	go func() { ofCriu <- inspect.CriuFindings(ctx, d.criu, d.Root) }()
-	seen, err := inspect.Tree(ctx, d.Root, imageDir, d.stage.Prefetched, d.LoadDriver)
+	go func() { ofCriu <- inspect.CriuFindings(ctx, d.criu, look) }()
+	advice, err := look()
+	var seen *inspect.Inspection
+	if err == nil {
+		seen, err = inspect.Tree(ctx, advice, imageDir, d.stage.Prefetched, d.LoadDriver)
+	}
 	findings := <-ofCriu
 	if err != nil {
 		return session.GivenUp(ctx, err)
