@@ -124,6 +124,9 @@ func Dump(ctx context.Context, hook *hooks.Hook, dir string, options Options) (R
 	if relinks {
 		d.stage.Stopped = func() error {
 			truth, err := inventory.Truth(int(options.RPC.GetPid()))
+			if err == nil {
+				err = truth.Read()
+			}
 			if err != nil {
 				return err
 			}

@@ -101,7 +101,7 @@ func otherNamespace(p *inventory.Process, found found) {
 		common, _, _ := strings.Cut(kind, "_") // pid_for_children is a pid namespace, too
 		its, roots, ours := p.Namespace(kind), root.Namespace(common), inventory.NamespaceOf("self", common)
 		nests := (kind == "mnt" || kind == "net") && roots != ours && its != ours
-		if its != "" && its != roots && !nests {
+		if its != "" && roots != "" && its != roots && !nests { // else one of them has ended
 			found(fmt.Sprintf("is in a different namespace (%s) than the root of the tree (%s), and criu could not restore it there", its, roots), "")
 			return
 		}

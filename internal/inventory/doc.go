@@ -12,7 +12,6 @@
 // between, such as about a process that was born while the tree was being stopped, or what a checkpoint has left
 // open: it is a look at one process for one question, and is neither advice nor truth.
 //
-// What makes a process one of the tree is read at once: its mappings, descriptors, own links, namespaces, threads and
-// status. All else is read when it is asked for, and then kept: what /proc tells of a descriptor, the state of a
-// file, the environment, the mounts, and the sockets of a network namespace.
+// Each part is read when it is asked for, and then kept; of advice, mappings, descriptors and status are read at once.
+// What is kept of a file is how the tree uses it. Others may change the file itself, even while the tree is stopped.
 package inventory

@@ -33,7 +33,14 @@ type File struct {
 type Mapping struct {
 	*File
 	proc.Range
-	Shared bool
+	Shared, Writable bool
+	fields           []string // of its line in /proc/PID/maps
+}
+
+// Backing returns the device and the inode that are mapped, as /proc/PID/maps has them; 0 if that is no file.
+func (m Mapping) Backing() (device, inode uint64) {
+	device, inode, _ = proc.MappedInode(m.fields)
+	return device, inode
 }
 
 // TooLong takes the place of a link that cannot be read.
@@ -48,9 +55,14 @@ func (f *File) Name() string { return strings.TrimSuffix(f.Link, " (deleted)") }
 // Removed reports whether the name was removed.
 func (f *File) Removed() bool { return strings.HasSuffix(f.Link, " (deleted)") }
 
-// Info is what /proc tells of the descriptor; it is empty if the descriptor has been closed.
+// Descriptor is what /proc tells of the descriptor.
+func (f *File) Descriptor() (proc.DescriptorInfo, error) {
+	return f.info.get(func() (proc.DescriptorInfo, error) { return proc.ReadDescriptor(f.Of.PID, f.Number) })
+}
+
+// Info is [File.Descriptor]; it is empty if the descriptor has been closed.
 func (f *File) Info() proc.DescriptorInfo {
-	info, _ := f.info.get(func() (proc.DescriptorInfo, error) { return proc.ReadDescriptor(f.Of.PID, f.Number) })
+	info, _ := f.Descriptor()
 	return info
 }
 

@@ -42,7 +42,7 @@ func TestATreeKeepsWhatItHasRead(t *testing.T) {
 	before.Close()
 	after := open("after")
 	defer after.Close()
-	if find(tree, "before") != f || find(tree, "after") != nil || f.Info().Flags&unix.O_APPEND == 0 || f.Stat().Nlink != 1 {
+	if find(tree, "before") != f || find(tree, "after") != nil || f.Info().Flags&unix.O_APPEND == 0 {
 		t.Error("the tree has changed since it was read")
 	}
 	now, err := Now(os.Getpid())
@@ -130,7 +130,8 @@ func TestOnlyMountsOfTheNamespaceAreKnown(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if mounts := tree.Mounts(); len(mounts) == 0 || !tree.HasMount(mounts[0].ID) || tree.HasMount("nonsense") || !tree.HasMount("") {
+	mounts := tree.Mounts()
+	if len(mounts) == 0 || !tree.HasMount(mounts[0].ID) || tree.HasMount("nonsense") || !tree.HasMount("") {
 		t.Errorf("mounts are %v", mounts)
 	}
 	if !tree.HasMount(memoryMount()) || !new(Tree).HasMount("nonsense") {

@@ -35,22 +35,11 @@ type mappings struct {
 // Now looks at one process as it is at this moment, for one question. The process need not be stopped.
 func Now(pid int) (*Process, error) {
 	p := &Process{PID: pid}
-	return p, p.readBasics()
+	return p, p.read()
 }
 
-// read reads what makes it a process of a tree.
+// read reads what every look asks for.
 func (p *Process) read() error {
-	if err := p.readBasics(); err != nil {
-		return err
-	}
-	p.Links()
-	p.Namespace("")
-	p.Driver()
-	p.Threads()
-	return nil
-}
-
-func (p *Process) readBasics() error {
 	if _, err := p.mapped.get(p.readMappings); err != nil {
 		return err
 	}
@@ -83,7 +72,8 @@ func (p *Process) readMappings() (found mappings, err error) {
 			return err
 		}
 		f := &File{Of: p, At: fmt.Sprintf("map_files/%x-%x", r.Start, r.End), Link: link}
-		found.all = append(found.all, Mapping{f, r, strings.HasSuffix(fields[1], "s")})
+		access := fields[1] // such as rw-s
+		found.all = append(found.all, Mapping{f, r, strings.HasSuffix(access, "s"), strings.Contains(access, "w"), fields})
 		if name := f.Name(); !names[name] {
 			names[name] = true
 			found.names = append(found.names, name)

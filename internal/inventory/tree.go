@@ -14,7 +14,7 @@ import (
 // Tree is a process and its descendants with what they have.
 type Tree struct {
 	PIDs      []int      // all, also of those that have ended
-	Processes []*Process // those that could be read, in the same order
+	Processes []*Process // in the same order; of advice, those that could be read
 
 	programs   once[map[string]bool]
 	mounts     once[[]Mount]
@@ -27,12 +27,7 @@ type Tree struct {
 // Advice reads the tree below root before anything is touched. It may run. Processes that have ended are left out. If
 // the root, or one that has not ended, cannot be read, the error says why; the tree has the others, and is nil only if
 // they could not be listed.
-func Advice(root int) (*Tree, error) { return below(root) }
-
-// Truth is [Advice] about a tree of which every process has been stopped.
-func Truth(root int) (*Tree, error) { return below(root) }
-
-func below(root int) (*Tree, error) {
+func Advice(root int) (*Tree, error) {
 	pids, err := proc.Tree(root)
 	if err != nil {
 		return nil, err
@@ -42,25 +37,61 @@ func below(root int) (*Tree, error) {
 
 // Of is [Advice] about processes that are listed already; the first is the root.
 func Of(pids []int) (*Tree, error) {
-	t := &Tree{PIDs: pids, tcpSockets: make(map[string][]proc.TCPSocket)}
-	all, errs := make([]*Process, len(pids)), make([]error, len(pids))
-	proc.AtOnce(runtime.NumCPU(), len(pids), func(i int) {
-		all[i] = &Process{Of: t, PID: pids[i]}
-		errs[i] = all[i].read()
-	})
-	var failed error
-	for i, p := range all {
-		switch {
-		case errs[i] == nil:
-			t.Processes = append(t.Processes, p)
-		case i == 0 || !errors.Is(errs[i], proc.ErrGone):
-			failed = errors.Join(failed, errs[i])
-		}
-	}
+	t := newTree(pids)
+	errs, failed := t.readAll()
+	t.Processes = slices.DeleteFunc(t.Processes, func(p *Process) bool { return errs[p.PID] != nil })
 	return t, failed
 }
 
-// Has reports whether a process of the tree could be read.
+// Truth lists a tree of which every process has been stopped. What its processes have is read when it is asked for:
+// the job waits meanwhile. One that has ended has nothing.
+func Truth(root int) (*Tree, error) {
+	pids, err := proc.Tree(root)
+	if err != nil {
+		return nil, err
+	}
+	return newTree(pids), nil
+}
+
+// Read reads what the processes have open and mapped. It fails if that cannot be read of one that has not ended.
+func (t *Tree) Read() error {
+	_, failed := t.readAll()
+	return failed
+}
+
+func newTree(pids []int) *Tree {
+	t := &Tree{PIDs: pids, tcpSockets: make(map[string][]proc.TCPSocket)}
+	for _, pid := range pids {
+		t.Processes = append(t.Processes, &Process{Of: t, PID: pid})
+	}
+	return t
+}
+
+// readAll reads all processes at once, and returns the error of each, by pid. failed is that of the root, and of those
+// that have not ended.
+func (t *Tree) readAll() (errs map[int]error, failed error) {
+	results := make([]error, len(t.Processes))
+	proc.AtOnce(runtime.NumCPU(), len(t.Processes), func(i int) { results[i] = t.Processes[i].read() })
+	errs = make(map[int]error)
+	for i, err := range results {
+		if errs[t.PIDs[i]] = err; i == 0 || !errors.Is(err, proc.ErrGone) {
+			failed = errors.Join(failed, err)
+		}
+	}
+	return errs, failed
+}
+
+// CheckUnguarded returns a [proc.GuardedError] if files of the tree must not be opened.
+func (t *Tree) CheckUnguarded() error {
+	for f := range t.Open {
+		if g := proc.Guards(f.Of.PID, f.Number, f.Link, f.Info); g != nil {
+			return g
+		}
+	}
+	return nil
+}
+
+// Has reports whether the tree has a process, which could be read.
 func (t *Tree) Has(pid int) bool { return t.find(pid) != nil }
 
 func (t *Tree) find(pid int) *Process {

@@ -114,17 +114,27 @@ func parseMapping(line string) (*procfs.ProcMap, error) {
 		return nil, fmt.Errorf("%q has unknown permissions", line)
 	}
 	offset, offsetErr := strconv.ParseInt(fields[2], 16, 64)
-	majorText, minorText, _ := strings.Cut(fields[3], ":")
-	major, majorErr := strconv.ParseUint(majorText, 16, 32)
-	minor, minorErr := strconv.ParseUint(minorText, 16, 32)
-	inode, inodeErr := strconv.ParseUint(fields[4], 10, 64)
-	if err := errors.Join(offsetErr, majorErr, minorErr, inodeErr); err != nil {
+	device, inode, inodeErr := MappedInode(fields)
+	if err := errors.Join(offsetErr, inodeErr); err != nil {
 		return nil, fmt.Errorf("%q: %w", line, err)
 	}
 	has := func(c byte) bool { return slices.Contains([]byte(permissions), c) }
 	return &procfs.ProcMap{
 		StartAddr: uintptr(r.Start), EndAddr: uintptr(r.End), Offset: offset, Inode: inode, Pathname: name,
-		Dev:   unix.Mkdev(uint32(major), uint32(minor)),
+		Dev:   device,
 		Perms: &procfs.ProcMapPermissions{Read: has('r'), Write: has('w'), Execute: has('x'), Shared: has('s'), Private: has('p')},
 	}, nil
+}
+
+// MappedInode returns the device and the inode of a mapping, given by the fields of its line: see [SplitMapping]. They
+// are 0 if no file is mapped.
+func MappedInode(fields []string) (device, inode uint64, err error) {
+	if len(fields) < 5 {
+		return 0, 0, errors.New("no mapping")
+	}
+	majorText, minorText, _ := strings.Cut(fields[3], ":")
+	major, majorErr := strconv.ParseUint(majorText, 16, 32)
+	minor, minorErr := strconv.ParseUint(minorText, 16, 32)
+	inode, inodeErr := strconv.ParseUint(fields[4], 10, 64)
+	return unix.Mkdev(uint32(major), uint32(minor)), inode, errors.Join(majorErr, minorErr, inodeErr)
 }

@@ -15,13 +15,18 @@ import (
 	"golang.org/x/sys/unix"
 
 	"cucriu/internal/fault"
+	"cucriu/internal/inventory"
 	"cucriu/internal/units"
 )
 
 // Foresee refuses what Save would refuse, and touches nothing. The tree may run.
 func Foresee(ctx context.Context, root int, o Options) error {
 	return unstalled(ctx, o.patience(), func(ctx context.Context, at *progress) error {
-		return (&survey{Options: o, at: at}).find(ctx, root)
+		advice, err := inventory.Advice(root)
+		if err != nil {
+			return err
+		}
+		return (&survey{Options: o, at: at}).find(ctx, advice)
 	})
 }
 
@@ -30,8 +35,15 @@ func Foresee(ctx context.Context, root int, o Options) error {
 // an image. It fails if a file makes it wait too long.
 func Save(ctx context.Context, root int, dir string, o Options) error {
 	return unstalled(ctx, o.patience(), func(ctx context.Context, at *progress) error {
+		truth, err := inventory.Truth(root)
+		if err == nil {
+			err = truth.Read()
+		}
+		if err != nil {
+			return err
+		}
 		s := &survey{Options: o, at: at}
-		if err := s.find(ctx, root); err != nil {
+		if err := s.find(ctx, truth); err != nil {
 			return err
 		}
 		if err := s.save(ctx, dir); err != nil {
@@ -64,8 +76,8 @@ type survey struct {
 	at        *progress
 }
 
-func (s *survey) find(ctx context.Context, root int) error {
-	open, apart, err := scanTree(ctx, root, s.Except, s.at) // first: it says whether files may be opened
+func (s *survey) find(ctx context.Context, tree *inventory.Tree) error {
+	open, apart, err := scanTree(ctx, tree, s.Except, s.at) // first: it says whether files may be opened
 	if err != nil {
 		return err
 	}

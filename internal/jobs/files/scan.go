@@ -14,6 +14,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"cucriu/internal/inventory"
 	"cucriu/internal/proc"
 )
 
@@ -65,9 +66,11 @@ type scan struct {
 	ofKernel map[uint64]bool // by device
 }
 
-// scanTree looks at all processes of a tree, and refuses one that controls who opens files. What ends or
+// scanTree finds the files of a tree, and refuses one that controls who opens files. What ends or
 // is closed meanwhile is left out, and what is apart from what a checkpoint saves.
-func scanTree(ctx context.Context, root int, except []string, at *progress) ([]*openFile, map[inode]bool, error) {
+func scanTree(ctx context.Context, tree *inventory.Tree, except []string, at *progress) (
+	files []*openFile, apart map[inode]bool, err error,
+) {
 	s := scan{
 		files: make(map[inode]*openFile), except: make(map[name]bool), apart: make(map[inode]bool), at: at,
 		mapped: make(map[inode]bool), ofKernel: make(map[uint64]bool),
@@ -82,18 +85,14 @@ func scanTree(ctx context.Context, root int, except []string, at *progress) ([]*
 			s.apart[inodeOf(st)] = true
 		}
 	}
-	pids, err := proc.Tree(root)
-	if err == nil {
-		err = proc.CheckUnguarded(pids)
-	}
-	if err != nil {
+	if err := tree.CheckUnguarded(); err != nil {
 		return nil, nil, err
 	}
-	for _, pid := range pids {
+	for _, p := range tree.Processes {
 		if err := ctx.Err(); err != nil {
 			return nil, nil, err
 		}
-		if err := errors.Join(s.descriptors(pid), s.mappings(pid)); err != nil && !gone(err) {
+		if err := errors.Join(s.descriptors(p), s.mappings(p)); err != nil && !gone(err) {
 			return nil, nil, err
 		}
 	}
@@ -104,17 +103,12 @@ func gone(err error) bool {
 	return errors.Is(err, proc.ErrGone) || errors.Is(err, os.ErrNotExist) || errors.Is(err, unix.ESRCH)
 }
 
-func (s *scan) descriptors(pid int) error {
-	dir := filepath.Join("/proc", strconv.Itoa(pid), "fd")
-	entries, err := os.ReadDir(dir)
-	if err != nil {
-		return proc.GoneOr(pid, err)
-	}
-	for _, entry := range entries {
-		f, err := s.look(pid, filepath.Join(dir, entry.Name()))
+func (s *scan) descriptors(p *inventory.Process) error {
+	for _, open := range p.Open() {
+		f, err := s.look(open)
 		var info proc.DescriptorInfo
 		if err == nil && f != nil {
-			info, err = proc.ReadDescriptor(pid, entry.Name())
+			info, err = open.Descriptor()
 		}
 		if gone(err) || err == nil && f == nil {
 			continue
@@ -123,14 +117,14 @@ func (s *scan) descriptors(pid int) error {
 			return err
 		}
 		if reads, _ := info.Access(); reads && info.Flags&unix.O_DIRECT == 0 && f.readable == nil {
-			number, _ := strconv.Atoi(entry.Name())
-			f.readable = &descriptor{pid, number}
+			number, _ := strconv.Atoi(open.Number)
+			f.readable = &descriptor{p.PID, number}
 		}
 		appends, access := info.Flags&unix.O_APPEND != 0, info.Flags&unix.O_ACCMODE
 		f.opened = true
 		f.sized = f.sized || access != unix.O_WRONLY || !appends
 		if access != unix.O_RDONLY {
-			f.writes(pid, !appends)
+			f.writes(p.PID, !appends)
 		}
 	}
 	return nil
@@ -144,19 +138,15 @@ func (f *openFile) writes(pid int, inserts bool) {
 	f.inserted = f.inserted || inserts
 }
 
-func (s *scan) mappings(pid int) error {
-	mappings, err := proc.Mappings(pid)
-	if err != nil {
-		return err
-	}
-	for _, m := range mappings {
-		key := inode{m.Dev, m.Inode}
-		if m.Inode == 0 || !strings.HasPrefix(m.Pathname, "/") || !m.Perms.Shared && s.mapped[key] {
+func (s *scan) mappings(p *inventory.Process) error {
+	for _, m := range p.Mapped() {
+		device, number := m.Backing()
+		key := inode{device, number}
+		if number == 0 || !strings.HasPrefix(m.Link, "/") || !m.Shared && s.mapped[key] {
 			continue // no file, or another part of the same program or library
 		}
 		s.mapped[key] = true
-		link := filepath.Join("/proc", strconv.Itoa(pid), "map_files", fmt.Sprintf("%x-%x", m.StartAddr, m.EndAddr))
-		f, err := s.look(pid, link)
+		f, err := s.look(m.File)
 		if gone(err) || err == nil && f == nil {
 			continue
 		}
@@ -166,8 +156,8 @@ func (s *scan) mappings(pid int) error {
 		f.sized = true
 		// The link has the rights with which the file was opened for the mapping. A mapping
 		// that is read-only now may have been writable, and may be so again.
-		if info, err := os.Lstat(link); m.Perms.Shared && err == nil && info.Mode()&0o200 != 0 {
-			f.writes(pid, true)
+		if info, err := os.Lstat(m.Path()); m.Shared && err == nil && info.Mode()&0o200 != 0 {
+			f.writes(p.PID, true)
 		}
 	}
 	return nil
@@ -175,7 +165,8 @@ func (s *scan) mappings(pid int) error {
 
 // look adds a file that a process has open. It returns nil if that does not belong to a
 // checkpoint.
-func (s *scan) look(pid int, link string) (*openFile, error) {
+func (s *scan) look(of *inventory.File) (*openFile, error) {
+	link := of.Path()
 	s.at.reach(name(link))
 	var st unix.Stat_t
 	if err := unix.Stat(link, &st); err != nil {
@@ -193,33 +184,37 @@ func (s *scan) look(pid int, link string) (*openFile, error) {
 		}
 		s.ofKernel[uint64(st.Dev)] = kernel
 	}
-	text, err := os.Readlink(link)
-	if err != nil {
-		return nil, fmt.Errorf("%s: %w", link, err)
-	}
-	path := name(text)
-	if kernel || s.except[path] {
-		return nil, nil
-	}
-	f := s.files[inodeOf(st)]
-	if f == nil {
-		f = &openFile{stat: st, link: link, pid: pid}
-		s.files[inodeOf(st)] = f
-	}
-	if slices.Contains(f.paths, path) || f.hides == path {
+	text := of.Link
+	for fresh := false; ; fresh = true {
+		path := name(text)
+		if kernel || s.except[path] {
+			return nil, nil
+		}
+		f := s.files[inodeOf(st)]
+		if f != nil && (slices.Contains(f.paths, path) || f.hides == path) {
+			return f, nil
+		}
+		// A removed name may exist as "NAME (deleted)": then it was made so for criu.
+		at, err := statPath(text)
+		leads := err == nil && inodeOf(at) == inodeOf(st)
+		if !leads && !fresh { // the name may have been removed since it was read, or another file is open in its place
+			if text, err = os.Readlink(link); err != nil {
+				return nil, fmt.Errorf("%s: %w", link, err)
+			}
+			continue
+		}
+		if f == nil {
+			f = &openFile{stat: st, link: link, pid: of.Of.PID}
+			s.files[inodeOf(st)] = f
+		}
+		if leads {
+			f.paths = append(f.paths, path)
+			slices.Sort(f.paths)
+		} else {
+			f.hides = path
+		}
 		return f, nil
 	}
-	// A removed name may exist as "NAME (deleted)": then it was made so for criu.
-	if at, err := statPath(text); err == nil && inodeOf(at) == inodeOf(st) {
-		f.paths = append(f.paths, path)
-		slices.Sort(f.paths)
-		return f, nil
-	}
-	if text, err = os.Readlink(link); err != nil { // the name may have been removed meanwhile
-		return nil, fmt.Errorf("%s: %w", link, err)
-	}
-	f.hides = name(text)
-	return f, nil
 }
 
 // name names the file in messages.
