@@ -4,6 +4,7 @@ package migrate
 import (
 	"bytes"
 	"encoding/json"
+	"fmt"
 	"path/filepath"
 	"strconv"
 	"strings"
@@ -271,6 +272,23 @@ func TestFilesAndDirectoriesMoveWithAJob(t *testing.T) {
 		p.B.Run("rm", "-r", own)
 		migrate(t, w, p.A, p.B)
 		w.WaitTicks(p.B, 3)
+		onlyOn(t, w, p.B)
+	})
+}
+
+// TestAJobMovesToTheGPUsThatTheSourceNames, and the destination's own map does not matter.
+func TestAJobMovesToTheGPUsThatTheSourceNames(t *testing.T) {
+	testenv.Simulated(t, func(t *testing.T) {
+		two := hosts.HostOptions{GPUs: 2}
+		p := hosts.New(t, hosts.Options{A: two, B: two})
+		const to = "[{from: {index: 0}, to: {index: %d}}]"
+		p.A.Setenv("CUCRIU_CONFIG", p.A.Config("version: 1\nhosts: {b: {map: "+fmt.Sprintf(to, 1)+"}}\n"))
+		p.B.Setenv("CUCRIU_CONFIG", p.B.Config("version: 1\ngpus: {map: "+fmt.Sprintf(to, 0)+"}\n"))
+		w := p.A.Start(1, "--gpus", "0", "--mib", "8")
+		move(t, w, p.A, p.B)
+		if s, err := w.Status(p.B, 0); err != nil || s.GPUs[0].UUID != p.B.UUIDs()[1] {
+			t.Fatalf("the job is on %+v (%v), and not on %s", s.GPUs, err, p.B.UUIDs()[1])
+		}
 		onlyOn(t, w, p.B)
 	})
 }
