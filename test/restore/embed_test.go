@@ -30,6 +30,41 @@ func TestAnEmbedderDumpsAndRestores(t *testing.T) {
 	})
 }
 
+// TestAnEmbedderMapsGPUsAndGetsRefusalsAsValues: it prints them by finding and remedy.
+func TestAnEmbedderMapsGPUsAndGetsRefusalsAsValues(t *testing.T) {
+	testenv.Isolated(t, func(t *testing.T) {
+		host := testenv.NewHost(t, 2)
+		job := host.Start(1, "--gpus", "0")
+		gpus := host.UUIDs()
+		images := filepath.Join(t.TempDir(), "images")
+		embed := func(status int, want string, args ...string) {
+			t.Helper()
+			cmd := host.Command(embedder(t), args...)
+			out, err := cmd.CombinedOutput()
+			if cmd.ProcessState == nil || cmd.ProcessState.ExitCode() != status || !strings.Contains(string(out), want) {
+				t.Fatalf("%v: %v, want status %d and %q:\n%s", args, err, status, want, out)
+			}
+		}
+		const refused = 3
+		embed(0, "ok: cuda: sees 2 GPUs", "check", job.Root())
+		embed(refused, "refused: no-process: ", "check", "4194303")
+		taken := t.TempDir()
+		testenv.WriteFile(t, filepath.Join(taken, "file"), "of another program")
+		embed(refused, "refused: image-directory: ", "dump", job.Root(), taken)
+		job.Runs()
+		embed(0, "dumped: ", "dump", job.Root(), images)
+		testenv.Eventually(t, testenv.Soon, "the job is reaped", job.Gone)
+		embed(0, "saw 2 GPUs", "show", images)
+		embed(refused, "refused: gpu-map: ", "restore", images, "0=7")
+		embed(refused, "remedy: ", "restore", images, "0=7")
+		embed(0, gpus[0]+" -> "+gpus[1]+": rule", "restore", images, "0=1")
+		job.Runs()
+		if got := job.MustStatus(0).GPUs[0].UUID; got != gpus[1] {
+			t.Errorf("the job is on %s, want %s", got, gpus[1])
+		}
+	})
+}
+
 // TestAnEmbedderWithoutAWatcherIsRefused before anything is touched.
 func TestAnEmbedderWithoutAWatcherIsRefused(t *testing.T) {
 	testenv.Isolated(t, func(t *testing.T) {
