@@ -400,8 +400,7 @@ func inspectNamed(ctx context.Context, s *engine.Suspension, pid int) (*inspect.
 			err = session.Unhooked(s.Config.RunDir, pid)
 		}
 		if err == nil {
-			err = fmt.Errorf("process %d was suspended or dumped with another run directory than %s: set CUCRIU_RUN_DIR to that one "+
-				"(if criu has restored the process without cucriu-hook, it can never run: kill -9 %[1]d, and restore its image with cucriu restore)", pid, s.Config.RunDir)
+			err = session.OtherRunDir(s.Config.RunDir, pid)
 		}
 		return nil, err
 	}

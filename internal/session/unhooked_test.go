@@ -24,7 +24,13 @@ func TestARestoreWithoutTheHookIsExplained(t *testing.T) {
 			Members: []journal.Member{member}, ImageDir: "/partial", PublishedDir: "/images",
 		}}
 	}
-	dumped := of(journal.KindDump, journal.OutcomeDumped)
+	dumped, left := of(journal.KindDump, journal.OutcomeDumped), of(journal.KindDump, journal.OutcomeRunning)
+	left.PublishedDir = t.TempDir()
+	if err := os.WriteFile(left.PublishedDir+"/inventory.img", nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	same := of(journal.KindDump, journal.OutcomeRunning)
+	same.PublishedDir, same.Members[0].StartTime = left.PublishedDir, 1
 	for name, c := range map[string]struct {
 		all  []*journal.Session
 		name string
@@ -32,12 +38,14 @@ func TestARestoreWithoutTheHookIsExplained(t *testing.T) {
 	}{
 		"a process of the dump":    {[]*journal.Session{dumped}, "train", "restored from /images without cucriu-hook, and can never run: kill -9 4194305, then cucriu restore -D /images"},
 		"another that has its pid": {[]*journal.Session{dumped}, "bash", ""},
-		"dumped, and left":         {[]*journal.Session{dumped, of(journal.KindDump, journal.OutcomeRunning)}, "train", ""},
+		"dumped again, and failed": {[]*journal.Session{dumped, of(journal.KindDump, journal.OutcomeRunning)}, "train", ""},
+		"dumped, and left":         {[]*journal.Session{left}, "train", "restored from " + left.PublishedDir + " without cucriu-hook"},
+		"left, and still there":    {[]*journal.Session{same}, "train", ""},
 		"a restore is at work":     {[]*journal.Session{dumped, of(journal.KindRestore, "")}, "train", ""},
 		"nothing":                  {nil, "train", ""},
 	} {
 		t.Run(name, func(t *testing.T) {
-			err := unhooked(c.all, pid, c.name)
+			err := unhooked(c.all, proc.Ident{PID: pid, StartTime: 1}, c.name)
 			if c.says == "" && err != nil || c.says != "" && (err == nil || !strings.Contains(err.Error(), c.says)) {
 				t.Errorf("%v, want %q", err, c.says)
 			}

@@ -45,6 +45,47 @@ func TestWithoutTheHookTheThreadsWait(t *testing.T) {
 			}
 		}
 		job.Kill()
+
+		// So it is if the dump left the job running.
+		if out, err := host.Cucriu("restore", "-D", images); err != nil {
+			t.Fatalf("%v\n%s", err, out)
+		}
+		job.Runs()
+		again := images + "3"
+		if out, err := host.Cucriu("dump", "-t", job.Root(), "-D", again, "-R"); err != nil {
+			t.Fatalf("%v\n%s", err, out)
+		}
+		job.Kill()
+		if run := host.RunCriuAlone("restore", again, "-d", "--file-locks"); run.Err != nil {
+			t.Fatalf("criu restore: %v\n%s", run.Err, run.Lines())
+		}
+		says, remedy = fmt.Sprintf("restored from %s without cucriu-hook", again), fmt.Sprintf("kill -9 %d, then cucriu restore -D %s", job.PID, again)
+		for _, args := range [][]string{{"recover"}, {"status"}, {"resume", "-p", job.Root()}} {
+			if out, _ := host.Cucriu(args...); !strings.Contains(out, says) || !strings.Contains(out, remedy) {
+				t.Errorf("cucriu %v does not say %q and %q:\n%s", args, says, remedy, out)
+			}
+		}
+		job.Kill()
+		if out, err := host.Cucriu("restore", "-D", again); err != nil {
+			t.Fatalf("%v\n%s", err, out)
+		}
+		job.Runs()
+
+		// A suspended one whose run directory is gone.
+		if out, err := host.Cucriu("suspend", "-p", job.Root()); err != nil {
+			t.Fatalf("%v\n%s", err, out)
+		}
+		host.Setenv("CUCRIU_RUN_DIR", t.TempDir())
+		for _, args := range [][]string{{"recover"}, {"status"}, {"resume", "-p", job.Root()}} {
+			if out, _ := host.Cucriu(args...); !strings.Contains(out, "with another run directory than ") || !strings.Contains(out, "set CUCRIU_RUN_DIR to that one") {
+				t.Errorf("cucriu %v does not say what holds the process:\n%s", args, out)
+			}
+		}
+		host.Setenv("CUCRIU_RUN_DIR", host.RunDir)
+		if out, err := host.Cucriu("resume", "-p", job.Root()); err != nil {
+			t.Fatalf("%v\n%s", err, out)
+		}
+		job.Runs()
 	})
 }
 
