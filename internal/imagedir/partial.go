@@ -51,7 +51,9 @@ func NewPartial(dir string, needed func(partial string) bool) (_ *Partial, err e
 	if p.parent, err = os.OpenFile(filepath.Dir(dir), unix.O_PATH|unix.O_DIRECTORY, 0); err != nil {
 		return nil, fmt.Errorf("image directory: %w", err)
 	}
-	if err := unix.Mkdirat(int(p.parent.Fd()), p.name, 0o700); err != nil {
+	if err := unix.Mkdirat(int(p.parent.Fd()), p.name, 0o700); errors.Is(err, unix.ENAMETOOLONG) {
+		return nil, p.nameTooLong()
+	} else if err != nil {
 		return nil, fault.New(fmt.Sprintf("no directory can be made in %s: %v", filepath.Dir(dir), err), "name an image directory elsewhere")
 	}
 	defer func() {
@@ -70,6 +72,17 @@ func NewPartial(dir string, needed func(partial string) bool) (_ *Partial, err e
 	}
 	_ = unix.Flock(int(p.Claim.Fd()), unix.LOCK_EX) // not every file system has locks
 	return p, nil
+}
+
+// nameTooLong says how long the name may be here, so that the partial directory's fits, whatever the pid.
+func (p *Partial) nameTooLong() error {
+	var system unix.Statfs_t
+	if err := unix.Statfs(filepath.Dir(p.dir), &system); err != nil {
+		return fmt.Errorf("image directory: %w", err)
+	}
+	const longestPID = len("4194304")
+	return fault.New(fmt.Sprintf("the name of image directory %s has %d bytes, and may have %d, because %sPID is appended while it is written",
+		p.dir, len(filepath.Base(p.dir)), int(system.Namelen)-len(partialInfix)-longestPID, partialInfix), "choose a shorter name")
 }
 
 // openDir opens a directory, and nothing that a link leads to.

@@ -148,3 +148,17 @@ func TestADumpAtWorkIsKnown(t *testing.T) {
 		}
 	}
 }
+
+// TestANameWithoutRoomForThePartialOne is refused with how long it may be, and one of that length works.
+func TestANameWithoutRoomForThePartialOne(t *testing.T) {
+	parent := t.TempDir()
+	_, err := NewPartial(filepath.Join(parent, strings.Repeat("y", 250)), func(string) bool { return false })
+	if err == nil || !strings.Contains(err.Error(), "has 250 bytes, and may have 239, because .partial-PID is appended") {
+		t.Errorf("got %v", err)
+	}
+	p, err := NewPartial(filepath.Join(parent, strings.Repeat("y", 239)), func(string) bool { return false })
+	if err != nil {
+		t.Fatal(err)
+	}
+	p.Close()
+}
