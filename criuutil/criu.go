@@ -213,8 +213,9 @@ func (c *Criu) readArguments(args []string) {
 // option takes note of one of criu's long options.
 func (c *Criu) option(name, value string) {
 	is := func(option, shortest string) bool { return abbreviates(name, option, shortest) }
-	c.LeaveStopped = c.LeaveStopped || is("leave-stopped", "leave-s")
-	c.LeaveRunning = c.LeaveRunning || is("leave-running", "leave-r")
+	if stopped, running := is("leave-stopped", "leave-s"), is("leave-running", "leave-r"); stopped || running {
+		c.LeaveStopped, c.LeaveRunning = stopped, running // one value of criu's, and the last option counts
+	}
 	c.FreezeCgroup = c.FreezeCgroup || is("freeze-cgroup", "fr")
 	c.RPC = c.RPC || name == "rpc"
 	c.AutoDedup = c.AutoDedup || is("auto-dedup", "au")

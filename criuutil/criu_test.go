@@ -17,6 +17,8 @@ func TestCriuArguments(t *testing.T) {
 		{"criu dump -t 7 -D dir", Criu{}},
 		{"criu dump -t 7 -s", Criu{LeaveStopped: true}},
 		{"criu dump -jRt 7", Criu{LeaveRunning: true}},
+		{"criu dump -sR -t 7", Criu{LeaveRunning: true}},
+		{"criu dump -R --leave-s -t 7", Criu{LeaveStopped: true}},
 		{"criu dump -vs -t 7", Criu{}}, // the optional argument of -v
 		{"criu dump -Ds -t 7", Criu{}}, // the directory s
 		{"criu dump -D -s -t 7", Criu{}},

@@ -135,6 +135,12 @@ func (s *Swrk) Do(ctx context.Context, kind rpc.CriuReqType, opts *rpc.CriuOpts,
 // options of this criu are fully known.
 func (c *Criu) SetOptions(opts *rpc.CriuOpts) error {
 	c.RPC = false
+	if opts.GetLeaveRunning() {
+		c.option("leave-running", "")
+	}
+	if opts.GetLeaveStopped() {
+		c.option("leave-stopped", "")
+	}
 	if file := opts.GetConfigFile(); file != "" {
 		before := c.LibDir
 		if err := c.readConfigurationFile(file); err != nil {
@@ -142,8 +148,6 @@ func (c *Criu) SetOptions(opts *rpc.CriuOpts) error {
 		}
 		c.LibDirGiven = c.LibDirGiven || c.LibDir != before
 	}
-	c.LeaveRunning = c.LeaveRunning || opts.GetLeaveRunning()
-	c.LeaveStopped = c.LeaveStopped || opts.GetLeaveStopped()
 	c.FreezeCgroup = c.FreezeCgroup || opts.GetFreezeCgroup() != ""
 	c.AutoDedup = c.AutoDedup || opts.GetAutoDedup()
 	c.LazyPages = c.LazyPages || opts.GetLazyPages()

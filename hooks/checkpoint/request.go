@@ -196,7 +196,11 @@ func start(env *session.Env, kind journal.Kind, options Options, imagesDir strin
 	if err != nil {
 		return nil, errors.Join(err, d.criu.Close(), d.swrk.Close(), d.output.Close())
 	}
-	d.criu.LeaveStopped = d.criu.LeaveStopped || options.LeaveStopped
+	if options.LeaveStopped {
+		d.criu.LeaveStopped = true
+	} else if options.RPC.GetLeaveRunning() { // see configFile
+		d.criu.LeaveRunning, d.criu.LeaveStopped = true, false
+	}
 	if !d.criu.LibDirGiven {
 		d.criu.LibDir = empty
 	}
@@ -386,12 +390,15 @@ func (o *Options) inherited() (files []*os.File) {
 }
 
 // configFile names a configuration file for criu: the user's, with what has no place in RPC, or has one
-// only in the newest criu, which an older one would pass over in silence.
+// only in the newest criu, which an older one would pass over in silence; and with -R, which the file would override.
 func (d *criuSession) configFile() (string, error) {
-	if !d.options.LeaveStopped {
-		return d.options.ConfigFile, nil
-	}
 	text := "leave-stopped\n"
+	if !d.options.LeaveStopped {
+		if d.options.ConfigFile == "" || !d.options.RPC.GetLeaveRunning() {
+			return d.options.ConfigFile, nil
+		}
+		text = "leave-running\n"
+	}
 	if d.options.ConfigFile != "" {
 		user, err := os.ReadFile(d.options.ConfigFile)
 		if err != nil {

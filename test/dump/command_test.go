@@ -72,6 +72,18 @@ func TestCommandDumpLeavesRunning(t *testing.T) {
 		job.Kill()
 		testenv.Exits(t, host, 0, "restore", "-D", images)
 		job.Runs()
+
+		// Whatever criu's configuration says.
+		home := t.TempDir()
+		file := filepath.Join(home, ".criu", "default.conf")
+		if err := errors.Join(os.Mkdir(filepath.Dir(file), 0o700), os.WriteFile(file, []byte("leave-stopped\n"), 0o600)); err != nil {
+			t.Fatal(err)
+		}
+		host.Setenv("HOME", home)
+		testenv.DumpAndLeave(t, host, job, "-R")
+		job.Runs()
+		testenv.Exits(t, host, 0, "dump", "-t", job.Root(), "-D", filepath.Join(home, "images"), "-R", "--criu-config", file)
+		job.Runs()
 	})
 }
 
