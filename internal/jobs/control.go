@@ -167,8 +167,13 @@ func (c *control) refuseInside(a *asked) error {
 	if tree, _ := proc.Tree(init.PID); !slices.Contains(tree, peerOf(conn)) {
 		return nil
 	}
-	return preflight.AsRefusal(fault.New(fmt.Sprintf("cucriu jobs %s runs inside %s, and would be part of what it stops", a.Op, c.name),
-		"run it outside the job, in another shell of this host"))
+	return preflight.AsRefusal(runsInside("jobs "+string(a.Op), c.name, "would be part of what it stops"))
+}
+
+// runsInside refuses a command of cucriu that a process of a job has started.
+func runsInside(command, job, why string) error {
+	return fault.New(fmt.Sprintf("cucriu %s runs inside %s, and %s", command, job, why),
+		"run it outside the job, in another shell of this host")
 }
 
 var errOver = preflight.AsRefusal(errors.New("the job has ended, or is about to"))

@@ -13,6 +13,7 @@ import (
 
 	"cucriu/hooks/checkpoint"
 	"cucriu/hooks/preflight"
+	"cucriu/internal/jobs/sandbox"
 	"cucriu/internal/proc"
 )
 
@@ -47,6 +48,9 @@ func checkHere(ctx context.Context, s *core) error {
 	status, err := proc.ReadStatus(os.Getpid())
 	if err != nil {
 		return err
+	}
+	if dir := sandbox.JobOf(1); status.Seccomp && dir != "" { // the filter is ours
+		return runsInside("run", dir, "its job would be part of that")
 	}
 	if status.Seccomp {
 		return errors.New("this program runs under a seccomp filter, under which criu cannot dump processes that have one: start the container with --security-opt seccomp=unconfined (Kubernetes: seccompProfile: {type: Unconfined})")

@@ -334,7 +334,7 @@ func TestAJobCannotAskForItsOwnCheckpoint(t *testing.T) {
 	testenv.Simulated(t, func(t *testing.T) {
 		a := &asked{Host: testenv.NewHost(t, 1), t: t, dir: filepath.Join(t.TempDir(), "D"), work: t.TempDir()}
 		ask := a.CucriuCommand("jobs")
-		a.command = []string{"sh", "-c", `cd "$0"; for op in checkpoint pause stop; do "$@" $op train 2>>said; echo "status $?" >>said; done; : >asked; until [ -e stop ]; do sleep 0.1; done`, a.work}
+		a.command = []string{"sh", "-c", `cd "$0"; for op in checkpoint pause stop; do "$@" $op train 2>>said; echo "status $?" >>said; done; "$1" run --dir inner -- true 2>>said; echo "status $?" >>said; : >asked; until [ -e stop ]; do sleep 0.1; done`, a.work}
 		a.command = append(a.command, ask.Args...)
 		a.run()
 		testenv.Eventually(t, 3*testenv.Soon, "the job has asked", func() bool { return testenv.Exists(filepath.Join(a.work, "asked")) })
@@ -346,6 +346,9 @@ func TestAJobCannotAskForItsOwnCheckpoint(t *testing.T) {
 			if want := "cucriu jobs " + op + " runs inside train, and would be part of what it stops: run it outside the job, in another shell of this host\nstatus 3\n"; !strings.Contains(string(said), want) {
 				t.Errorf("jobs %s in the job: no %q in\n%s", op, want, said)
 			}
+		}
+		if want := "cucriu run runs inside " + a.dir + ", and its job would be part of that: run it outside the job, in another shell of this host\nstatus 125\n"; !strings.Contains(string(said), want) {
+			t.Errorf("run in the job: no %q in\n%s", want, said)
 		}
 		a.cucriu(0, "checkpoint 000001", "jobs", "checkpoint", "train")
 		testenv.WriteFile(t, filepath.Join(a.work, "stop"), "")

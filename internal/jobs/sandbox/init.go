@@ -10,6 +10,7 @@ import (
 	"os/signal"
 	"path/filepath"
 	"strconv"
+	"strings"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -221,4 +222,14 @@ func (b begun) tellExit(dir string, status unix.WaitStatus) {
 		b.console.drain()
 	}
 	tellEnd(dir, Exit{Status: status, At: time.Now().UTC()})
+}
+
+// JobOf returns the directory of the job of whose sandbox a process is the init; "" if it is another process.
+func JobOf(pid int) string {
+	text, _ := os.ReadFile(fmt.Sprintf("/proc/%d/cmdline", pid)) // nothing if it has ended
+	args := strings.Split(string(text), "\x00")
+	if len(args) < 3 || args[1] != CommandInit {
+		return ""
+	}
+	return filepath.Dir(args[2])
 }
