@@ -24,6 +24,7 @@ func TestWithoutTheHookTheThreadsWait(t *testing.T) {
 		host := testenv.NewHost(t, 1)
 		job := host.Start(1)
 		images := host.Dump(job)
+		testenv.Eventually(t, testenv.Soon, "nobody works on the dump any more", func() bool { return host.LastOutcome() != "" })
 		if run := host.RunCriuAlone("restore", images, "-d"); run.Err != nil {
 			t.Fatalf("criu restore: %v\n%s", run.Err, run.Lines())
 		}
