@@ -23,7 +23,16 @@ func FitLimits(raise bool) error {
 		return fault.New(fmt.Sprintf("this command may have %d files open (ulimit -n), and needs at least %d", files.Cur, leastFiles),
 			"raise that limit where it was set, or run it with CAP_SYS_RESOURCE")
 	}
-	return nil
+	if raise {
+		_, _ = RaiseLimit(unix.RLIMIT_AS) // whether it is enough, the trial tells
+	}
+	const room = 1280 << 20 // with which a dump was seen to succeed, on two CPUs: threads have stacks, and room for malloc
+	trial, err := unix.Mmap(-1, 0, room, unix.PROT_NONE, unix.MAP_PRIVATE|unix.MAP_ANON|unix.MAP_NORESERVE)
+	if err != nil {
+		return fault.New(fmt.Sprintf("this command needs %d MiB more of address space than it may have (ulimit -v)", room>>20),
+			"raise that limit where it was set, or run it with CAP_SYS_RESOURCE")
+	}
+	return unix.Munmap(trial)
 }
 
 // RaiseLimit raises a limit of this process as far as it may, for the programs that it starts, too, and returns what it

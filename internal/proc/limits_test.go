@@ -2,6 +2,9 @@ package proc
 
 import (
 	"errors"
+	"os"
+	"os/exec"
+	"strconv"
 	"strings"
 	"testing"
 
@@ -43,5 +46,43 @@ func TestALimitIsRaised(t *testing.T) {
 	}
 	if err := unix.Getrlimit(unix.RLIMIT_FSIZE, &now); err != nil || now.Cur != unix.RLIM_INFINITY && now.Cur != low.Max {
 		t.Errorf("the limit is %+v, %v", now, err)
+	}
+}
+
+// TestTooLittleAddressSpaceIsRefused: a program that began without it would crash in the middle of its work.
+func TestTooLittleAddressSpaceIsRefused(t *testing.T) {
+	const child = "CUCRIU_TEST_LITTLE_SPACE"
+	if os.Getenv(child) == "" {
+		if err := FitLimits(false); err != nil {
+			t.Fatal(err)
+		}
+		cmd := exec.Command("/proc/self/exe", "-test.run=^"+t.Name()+"$")
+		cmd.Env = append(os.Environ(), child+"=1")
+		if out, err := cmd.CombinedOutput(); err != nil {
+			t.Fatalf("%v\n%s", err, out)
+		}
+		return
+	}
+	var limit unix.Rlimit
+	if err := unix.Getrlimit(unix.RLIMIT_AS, &limit); err != nil {
+		t.Fatal(err)
+	}
+	text, err := os.ReadFile("/proc/self/statm")
+	if err != nil {
+		t.Fatal(err)
+	}
+	pages, err := strconv.ParseUint(strings.Fields(string(text))[0], 10, 64)
+	if err != nil {
+		t.Fatal(err)
+	}
+	limit.Cur = pages*uint64(os.Getpagesize()) + 300<<20
+	if err := unix.Setrlimit(unix.RLIMIT_AS, &limit); err != nil {
+		t.Fatal(err)
+	}
+	if err := FitLimits(false); err == nil || !strings.Contains(err.Error(), "(ulimit -v)") {
+		t.Errorf("it is not refused: %v", err)
+	}
+	if err := FitLimits(true); err != nil {
+		t.Errorf("the limit may be raised, and was not: %v", err)
 	}
 }
