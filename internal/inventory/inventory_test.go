@@ -115,9 +115,9 @@ func TestParseMounts(t *testing.T) {
 nonsense
 `
 	want := []Mount{
-		{"24", unix.Mkdev(8, 1), "/", "ext4"},
-		{"30", unix.Mkdev(0, 26), "/a b", "tmpfs"},
-		{"31", unix.Mkdev(0, 27), "/c", "overlay"},
+		{"24", unix.Mkdev(8, 1), "/", "ext4", "/dev/sda1"},
+		{"30", unix.Mkdev(0, 26), "/a b", "tmpfs", "tmpfs"},
+		{"31", unix.Mkdev(0, 27), "/c", "overlay", "overlay"},
 	}
 	if diff := cmp.Diff(want, parseMounts(text)); diff != "" {
 		t.Error(diff)

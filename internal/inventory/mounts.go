@@ -16,22 +16,42 @@ type Mount struct {
 	Device uint64
 	At     string // as the processes of the namespace know it
 	Kind   string // of the file system
+	Source string // what is mounted, as its kind names it
 }
 
 // Mounts returns the mounts in the namespace of the root; none if it has ended.
 func (t *Tree) Mounts() []Mount {
-	mounts, _ := t.mounts.get(func() ([]Mount, error) {
-		if len(t.Processes) == 0 {
-			return nil, nil
-		}
-		reader := "self" // the root may not see all of them (chroot)
-		if root := t.Processes[0]; !root.InOurs("mnt") {
-			reader = fmt.Sprint(root.PID)
-		}
-		text, err := proc.ReadText("/proc/" + reader + "/mountinfo")
-		return parseMounts(string(text)), err
-	})
-	return mounts
+	if len(t.Processes) == 0 {
+		return nil
+	}
+	return t.MountsOf(t.Processes[0])
+}
+
+// MountsOf returns the mounts in the namespace of a process of the tree, which are read once for all in it.
+func (t *Tree) MountsOf(p *Process) []Mount {
+	namespace := p.Namespace("mnt")
+	t.mutex.Lock()
+	defer t.mutex.Unlock()
+	if mounts, known := t.mounts[namespace]; known {
+		return mounts
+	}
+	mounts := OwnMounts
+	if !p.InOurs("mnt") { // else the process may not see all of them (chroot)
+		mounts = func() ([]Mount, error) { return mountsSeenBy(fmt.Sprint(p.PID)) }
+	}
+	found, err := mounts()
+	if err == nil && len(found) > 0 {
+		t.mounts[namespace] = found
+	}
+	return found
+}
+
+// OwnMounts returns the mounts that this program sees.
+func OwnMounts() ([]Mount, error) { return mountsSeenBy("self") }
+
+func mountsSeenBy(process string) ([]Mount, error) {
+	text, err := proc.ReadText("/proc/" + process + "/mountinfo")
+	return parseMounts(string(text)), err
 }
 
 // MountRoot is a path by which this program reaches the root of the mount namespace of the tree's root.
@@ -62,7 +82,9 @@ func parseMounts(text string) (mounts []Mount) {
 	for line := range strings.Lines(text) {
 		fields, after, _ := strings.Cut(line, " - ")
 		m := Mount{}
-		m.Kind, _, _ = strings.Cut(after, " ")
+		if of := strings.Fields(after); len(of) > 1 {
+			m.Kind, m.Source = of[0], of[1]
+		}
 		var major, minor uint32
 		parts := strings.Fields(fields)
 		if len(parts) < 5 {

@@ -137,14 +137,14 @@ func printableName(name []byte) string {
 // TCPSockets returns the TCP sockets of a network namespace that a process is in, which it reads
 // once: the kernel takes long for it.
 func (t *Tree) TCPSockets(namespace string, pid int) ([]proc.TCPSocket, error) {
-	t.tcpMutex.Lock()
-	defer t.tcpMutex.Unlock()
-	if sockets, known := t.tcpSockets[namespace]; known {
+	t.mutex.Lock()
+	defer t.mutex.Unlock()
+	if sockets, known := t.tcp[namespace]; known {
 		return sockets, nil
 	}
 	sockets, err := proc.TCPSockets(pid)
 	if err == nil {
-		t.tcpSockets[namespace] = sockets
+		t.tcp[namespace] = sockets
 	}
 	return sockets, err
 }

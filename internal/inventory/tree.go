@@ -16,12 +16,13 @@ type Tree struct {
 	PIDs      []int      // all, also of those that have ended
 	Processes []*Process // in the same order; of advice, those that could be read
 
-	programs   once[map[string]bool]
-	mounts     once[[]Mount]
-	mountIDs   once[map[string]bool]
-	unix       once[unixAnswer]
-	tcpMutex   sync.Mutex
-	tcpSockets map[string][]proc.TCPSocket // by network namespace
+	programs once[map[string]bool]
+	mountIDs once[map[string]bool] // of the root's namespace
+	unix     once[unixAnswer]
+
+	mutex  sync.Mutex // for what follows, which is by namespace
+	mounts map[string][]Mount
+	tcp    map[string][]proc.TCPSocket
 }
 
 // Advice reads the tree below root before anything is touched. It may run. Processes that have ended are left out. If
@@ -60,7 +61,7 @@ func (t *Tree) Read() error {
 }
 
 func newTree(pids []int) *Tree {
-	t := &Tree{PIDs: pids, tcpSockets: make(map[string][]proc.TCPSocket)}
+	t := &Tree{PIDs: pids, mounts: make(map[string][]Mount), tcp: make(map[string][]proc.TCPSocket)}
 	for _, pid := range pids {
 		t.Processes = append(t.Processes, &Process{Of: t, PID: pid})
 	}

@@ -16,6 +16,7 @@ import (
 	"cucriu/cudackpt"
 	"cucriu/hooks"
 	"cucriu/hooks/checkpoint"
+	"cucriu/internal/inventory"
 	"cucriu/internal/proc"
 )
 
@@ -25,10 +26,11 @@ func Describe(ctx context.Context, hook *hooks.Hook, root int, criu string) (*Jo
 	hook = hook.Filled()
 	ctx, cancel := context.WithTimeout(ctx, hook.Config.Lock.Timeout)
 	defer cancel()
-	pids, err := proc.Tree(root)
+	tree, err := inventory.Advice(root)
 	if err != nil {
 		return nil, err
 	}
+	before := lookForFiles(tree, hook.Config.Driver.Root)
 	j := &Job{RootPID: root}
 	if j.Host, err = thisHost(ctx, criu); err != nil {
 		return nil, err
@@ -36,25 +38,25 @@ func Describe(ctx context.Context, hook *hooks.Hook, root int, criu string) (*Jo
 	if j.Own, err = ownNamespaces(root); err != nil {
 		return nil, err
 	}
-	if err := j.addProcesses(ctx, hook, pids); err != nil {
+	if err := j.addProcesses(ctx, hook, tree); err != nil {
 		return nil, err
 	}
 	if !j.Own.PID {
-		if j.Numbers, err = numbers(pids); err != nil {
+		if j.Numbers, err = numbers(tree); err != nil {
 			return nil, err
 		}
 	}
-	used, err := j.addFiles(ctx, pids, hook.Config.Driver.Root)
+	used, err := j.addFiles(ctx, before, hook.Config.Driver.Root)
 	if err != nil {
 		return nil, err
 	}
-	if err := j.addMounts(); err != nil {
+	if err := j.addMounts(tree); err != nil {
 		return nil, err
 	}
 	if err := j.addUNIXSockets(used.sockets); err != nil {
 		return nil, err
 	}
-	if err := j.addSockets(used.sockets); err != nil {
+	if err := j.addSockets(used); err != nil {
 		return nil, err
 	}
 	if j.Options, _, err = checkpoint.CriuOptions(ctx, root, criu, false); err != nil {
@@ -94,7 +96,7 @@ func ownNamespaces(pid int) (Namespaces, error) {
 }
 
 // addProcesses adds the processes of the tree, the root first. One that ends meanwhile is left out.
-func (j *Job) addProcesses(ctx context.Context, hook *hooks.Hook, pids []int) error {
+func (j *Job) addProcesses(ctx context.Context, hook *hooks.Hook, tree *inventory.Tree) error {
 	open := sync.OnceValues(func() (*cudackpt.Driver, error) {
 		driver, err := hook.OpenDriver()
 		if err == nil {
@@ -102,16 +104,16 @@ func (j *Job) addProcesses(ctx context.Context, hook *hooks.Hook, pids []int) er
 		}
 		return driver, err
 	})
-	for _, pid := range pids {
-		p, shared, err := describeProcess(ctx, pid, open)
-		if errors.Is(err, proc.ErrGone) && pid != j.RootPID {
+	for _, of := range tree.Processes {
+		p, err := describeProcess(ctx, of, open)
+		if errors.Is(err, proc.ErrGone) && of.PID != j.RootPID {
 			continue
 		}
 		if err != nil {
 			return err
 		}
 		j.Processes = append(j.Processes, p)
-		j.SharedBytes = max(j.SharedBytes, shared)
+		j.SharedBytes = max(j.SharedBytes, of.Status().Shared)
 	}
 	group, err := groupOf(j.RootPID)
 	if err != nil {
@@ -129,30 +131,22 @@ func (j *Job) addProcesses(ctx context.Context, hook *hooks.Hook, pids []int) er
 	return err
 }
 
-func describeProcess(ctx context.Context, pid int, open func() (*cudackpt.Driver, error)) (p Process, sharedBytes uint64, err error) {
-	process, err := procfs.NewProc(pid)
-	if err != nil {
-		return p, 0, proc.GoneOr(pid, err)
+func describeProcess(
+	ctx context.Context, of *inventory.Process, open func() (*cudackpt.Driver, error),
+) (Process, error) {
+	status := of.Status()
+	p := Process{
+		PID: of.PID, Name: status.Name, UID: status.UIDs[1], RealUID: status.UIDs[0],
+		Threads: len(of.Threads()), PrivateBytes: status.Anonymous,
 	}
-	status, err := process.NewStatus()
-	if err != nil {
-		return p, 0, proc.GoneOr(pid, err)
-	}
-	p = Process{PID: pid, Name: proc.Printable(status.Name), UID: int(status.UIDs[1]), RealUID: int(status.UIDs[0])}
 	if known, err := user.LookupId(strconv.Itoa(p.UID)); err == nil {
 		p.User = proc.Printable(known.Username)
 	}
-	threads, err := proc.Threads(pid)
-	if err != nil {
-		return p, 0, err
-	}
-	p.Threads = len(threads)
-	p.PrivateBytes, sharedBytes = status.RssAnon+status.VmSwap, status.RssShmem
-	used, err := checkpoint.Describe(ctx, pid, open)
+	used, err := checkpoint.Describe(ctx, of.PID, open)
 	if err == nil && used != nil {
 		p.GPUs, p.MemoryBytes = used.GPUs, used.MemoryBytes
 	}
-	return p, sharedBytes, err
+	return p, err
 }
 
 // groupOf returns the control group of a process in cgroup v2; empty if there is none.
@@ -174,21 +168,17 @@ func groupOf(pid int) (string, error) {
 }
 
 // numbers lists what criu gives the restored processes again: see criuimage.Tree.Numbers.
-func numbers(pids []int) ([]int, error) {
+func numbers(tree *inventory.Tree) ([]int, error) {
 	var all []int
 	var root procfs.ProcStat
-	for i, pid := range pids {
-		process, err := procfs.NewProc(pid)
+	for i, p := range tree.Processes {
+		process, err := procfs.NewProc(p.PID)
 		var stat procfs.ProcStat
 		if err == nil {
 			stat, err = process.Stat()
 		}
-		var threads []int
-		if err == nil {
-			threads, err = proc.Threads(pid)
-		}
 		if err != nil {
-			if err = proc.GoneOr(pid, err); errors.Is(err, proc.ErrGone) && i > 0 {
+			if err = proc.GoneOr(p.PID, err); errors.Is(err, proc.ErrGone) && i > 0 {
 				continue
 			}
 			return nil, err
@@ -196,7 +186,7 @@ func numbers(pids []int) ([]int, error) {
 		if i == 0 {
 			root = stat
 		}
-		all = append(append(all, pid), threads...)
+		all = append(append(all, p.PID), p.Threads()...)
 		if stat.PGRP != root.PGRP {
 			all = append(all, stat.PGRP)
 		}

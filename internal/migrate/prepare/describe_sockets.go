@@ -9,11 +9,13 @@ import (
 
 // addSockets adds the TCP sockets of the tree, whose holders are known by inode. A job is in one
 // network namespace: criu dumps no other.
-func (j *Job) addSockets(holders map[uint64]int) error {
+func (j *Job) addSockets(used *files) error {
+	holders := used.sockets
 	if len(holders) == 0 {
 		return nil
 	}
-	all, err := proc.TCPSockets(j.RootPID)
+	root := used.tree.Processes[0]
+	all, err := used.tree.TCPSockets(root.Namespace("net"), root.PID)
 	if err != nil {
 		return err
 	}

@@ -8,10 +8,10 @@ import (
 	"slices"
 	"strings"
 
-	"github.com/prometheus/procfs"
 	"golang.org/x/sys/unix"
 
 	"cucriu/hooks/preflight"
+	"cucriu/internal/inventory"
 	"cucriu/internal/units"
 )
 
@@ -42,16 +42,13 @@ func (j *Job) mayBring(f *File) bool {
 
 // fileFindings look for the files and directories of a job on this host, which has this boot id.
 func fileFindings(j *Job, bootID string, policy Copy) (findings preflight.Findings, look *fileLook, err error) {
-	mounts, err := mountsOf(os.Getpid())
+	mounts, err := inventory.OwnMounts()
 	if err != nil {
 		return nil, nil, err
 	}
 	l := &fileLook{
-		job: j, sameBoot: bootID == j.Host.BootID, policy: policy, mounts: make(map[int]*procfs.MountInfo),
+		job: j, sameBoot: bootID == j.Host.BootID, policy: policy, mounts: byID(mounts),
 		problems: make(map[preflight.Severity]preflight.Findings), more: make(map[preflight.Severity]int),
-	}
-	for _, m := range mounts {
-		l.mounts[m.MountID] = m
 	}
 	for n := range j.Files {
 		l.file(n)
@@ -76,7 +73,7 @@ type fileLook struct {
 	job      *Job
 	sameBoot bool // both ends are the same machine
 	policy   Copy
-	mounts   map[int]*procfs.MountInfo
+	mounts   map[string]inventory.Mount
 
 	problems    map[preflight.Severity]preflight.Findings
 	more        map[preflight.Severity]int // problems beyond maxNamed

@@ -3,12 +3,14 @@ package prepare
 import (
 	"cmp"
 	"context"
+	"errors"
 	"maps"
 	"os"
 	"slices"
 
 	"cucriu/hooks"
 	"cucriu/hooks/preflight"
+	"cucriu/internal/inventory"
 	"cucriu/internal/proc"
 )
 
@@ -16,24 +18,21 @@ import (
 // described: files, directories, and numbers. It returns nil if there is no such thing. What the job
 // uses no more stays in the description.
 func Later(hook *hooks.Hook, j *Job) (*Job, error) {
-	pids, err := proc.Tree(j.RootPID)
+	truth, err := inventory.Truth(j.RootPID)
 	if err != nil {
 		return nil, err
 	}
-	if err := proc.CheckUnguarded(pids); err != nil {
+	if err := errors.Join(truth.CheckUnguarded(), truth.Read()); err != nil {
 		return nil, err
 	}
-	used, err := lookForFiles(pids, hook.Filled().Config.Driver.Root)
-	if err != nil {
-		return nil, err
-	}
+	used := lookForFiles(truth, hook.Filled().Config.Driver.Root)
 	later := *j
 	for _, f := range j.Files {
 		delete(used.byPath, f.Path)
 	}
 	// A process reads about itself: at the destination there is nothing yet to read about.
 	maps.DeleteFunc(used.byPath, func(_ string, f *usedFile) bool { return f.Identity.FileSystem == "proc" })
-	if err := used.findShared(pids); err != nil {
+	if err := used.findShared(); err != nil {
 		return nil, err
 	}
 	later.Files = slices.Clone(j.Files)
@@ -47,7 +46,7 @@ func Later(hook *hooks.Hook, j *Job) (*Job, error) {
 		return nil, err
 	}
 	if !j.Own.PID {
-		now, err := numbers(pids)
+		now, err := numbers(truth)
 		if err != nil {
 			return nil, err
 		}
