@@ -122,15 +122,11 @@ func Dump(ctx context.Context, hook *hooks.Hook, dir string, options Options) (R
 	defer d.close()
 	d.stage.Prefetched, d.stage.Claim, d.stage.ImagePath = prefetched, partial.Claim, partial.Path()
 	if relinks {
-		d.stage.Stopped = func() error {
-			truth, err := inventory.Truth(int(options.RPC.GetPid()))
-			if err == nil {
-				err = truth.Read()
-			}
-			if err != nil {
+		d.stage.Stopped = func(tree *inventory.Tree) error {
+			if err := tree.Read(); err != nil {
 				return err
 			}
-			return names.give(truth.RemovedNames())
+			return names.give(tree.RemovedNames())
 		}
 	}
 	leavesRunning := d.criu.LeaveRunning || d.criu.LeaveStopped

@@ -6,7 +6,9 @@
 //
 //   - [Advice] is read before anything is touched. The processes run meanwhile, so it may be out of date as soon as
 //     it is read: it says what would probably become of a dump, and a refusal for it costs nothing.
-//   - [Truth] is read when all processes of the tree have been stopped, and stays true until one of them runs.
+//   - [Truth] is read when all processes of the tree have been stopped, and stays true until one of them runs. A dump
+//     reads it twice, because a stop alone does not hold a process: once stopped, for what must be known before a file
+//     is opened, and once parked.
 //
 // Neither is used again once a process has run, or was changed, since it was read. [Now] is for what is asked in
 // between, such as about a process that was born while the tree was being stopped, or what a checkpoint has left

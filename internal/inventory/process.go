@@ -6,6 +6,7 @@ import (
 	"os"
 	"regexp"
 	"slices"
+	"strconv"
 	"strings"
 
 	"golang.org/x/sys/unix"
@@ -184,6 +185,21 @@ func (p *Process) Threads() []int {
 func (p *Process) Status() proc.Status {
 	status, _ := p.status.get(func() (proc.Status, error) { return proc.ReadStatus(p.PID) })
 	return status
+}
+
+// Settings returns what the process has been given that criu does not restore; nil if that is nothing.
+func (p *Process) Settings() (*proc.Settings, error) {
+	status, err := p.status.get(func() (proc.Status, error) { return proc.ReadStatus(p.PID) })
+	if err != nil {
+		return nil, err
+	}
+	var sockets []int
+	for _, f := range p.Open() {
+		if number, err := strconv.Atoi(f.Number); err == nil && strings.HasPrefix(f.Link, "socket:") {
+			sockets = append(sockets, number)
+		}
+	}
+	return proc.ReadSettings(p.PID, status, p.Threads(), sockets)
 }
 
 // Environment is that with which the process was started, unless it has put something else there.

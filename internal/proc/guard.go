@@ -2,7 +2,6 @@ package proc
 
 import (
 	"fmt"
-	"os"
 	"path/filepath"
 	"strconv"
 	"strings"
@@ -24,29 +23,6 @@ type GuardedError struct {
 
 func (e *GuardedError) Error() string {
 	return fmt.Sprintf("process %d %s: %s", e.PID, e.What, e.Remedy)
-}
-
-// CheckUnguarded returns a [GuardedError] if files of the processes must not be opened.
-func CheckUnguarded(pids []int) error {
-	for _, pid := range pids {
-		open, err := os.ReadDir(fmt.Sprintf("/proc/%d/fd", pid))
-		if err != nil {
-			continue // it has ended
-		}
-		for _, fd := range open {
-			link, err := os.Readlink(fmt.Sprintf("/proc/%d/fd/%s", pid, fd.Name()))
-			if err != nil {
-				continue // it was closed
-			}
-			if g := Guards(pid, fd.Name(), link, func() DescriptorInfo {
-				info, _ := ReadDescriptor(pid, fd.Name()) // it is empty if the descriptor was closed
-				return info
-			}); g != nil {
-				return g
-			}
-		}
-	}
-	return nil
 }
 
 // Guards says how a descriptor of a process controls who opens files; nil if it does not. link is where

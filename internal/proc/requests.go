@@ -151,11 +151,7 @@ func parsePolicy(text string) (p policy, err error) {
 
 // readRequests lists what a process must ask again. Its last ones are those that forbid others. What it does not
 // understand, such as a policy of a newer kernel, is in the error.
-func readRequests(pid int) (found []Request, err error) {
-	tids, err := Threads(pid)
-	if err != nil {
-		return nil, err
-	}
+func readRequests(pid int, tids []int) (found []Request, err error) {
 	usual := ""
 	for _, tid := range tids {
 		persona, _ := os.ReadFile(fmt.Sprintf("/proc/%d/personality", tid))

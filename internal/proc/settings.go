@@ -167,13 +167,9 @@ func coredumpFilter(pid int) string {
 	return strings.TrimSpace(string(text))
 }
 
-// ReadSettings reads what a process has been given; nil if that is nothing. What it cannot read it
-// leaves out.
-func ReadSettings(pid int) (*Settings, error) {
-	status, err := ReadStatus(pid)
-	if err != nil {
-		return nil, err
-	}
+// ReadSettings reads what a process with this status, these threads and these descriptors of sockets has been given;
+// nil if that is nothing. What it cannot read it leaves out.
+func ReadSettings(pid int, status Status, threads, sockets []int) (*Settings, error) {
 	s := &Settings{PID: status.ImagePID()}
 	if filter := coredumpFilter(pid); filter != coredumpFilter(os.Getpid()) { // which every process has from its parent
 		s.CoredumpFilter = filter
@@ -184,7 +180,7 @@ func ReadSettings(pid int) (*Settings, error) {
 	}
 	usual := make(map[optionOf][]byte)
 	groups := sync.OnceValue(func() []group { return groupsOf(pid) })
-	err = eachSocket(pid, func(fd, shared int, fresh func() int) {
+	err := eachSocket(pid, sockets, func(fd, shared int, fresh func() int) {
 		for name, o := range lostOptions {
 			value, err := getOption(shared, o.level, o.option)
 			if err != nil {
@@ -200,7 +196,7 @@ func ReadSettings(pid int) (*Settings, error) {
 		}
 		s.Sockets = append(s.Sockets, joined(fd, shared, groups)...)
 	})
-	requests, requestsErr := readRequests(pid)
+	requests, requestsErr := readRequests(pid, threads)
 	s.Requests = requests
 	if err = errors.Join(err, requestsErr); len(s.Sockets) > maxSettings || len(requests) > maxSettings {
 		return nil, errors.Join(err, fmt.Errorf("process %d has too many settings", pid))
@@ -230,7 +226,17 @@ func (s Settings) Apply(pid int) error {
 	for _, socket := range s.Sockets {
 		of[socket.FD] = append(of[socket.FD], socket)
 	}
-	err := eachSocket(pid, func(fd, shared int, _ func() int) {
+	open, err := Descriptors(pid)
+	if err != nil {
+		return errors.Join(append(errs, err)...)
+	}
+	var sockets []int // and nothing else: to close a duplicate of a file might wait for a server
+	for fd, link := range open {
+		if strings.HasPrefix(link, "socket:") {
+			sockets = append(sockets, fd)
+		}
+	}
+	err = eachSocket(pid, sockets, func(fd, shared int, _ func() int) {
 		for _, socket := range of[fd] {
 			o, known := lostOptions[socket.Option]
 			if !known {
@@ -249,12 +255,9 @@ func (s Settings) Apply(pid int) error {
 	return errors.Join(append(errs, err)...)
 }
 
-// eachSocket does something with a duplicate of each socket of a process, once. fresh makes a new one of the same kind.
-func eachSocket(pid int, do func(fd, shared int, fresh func() int)) error {
-	open, err := Descriptors(pid)
-	if err != nil {
-		return err
-	}
+// eachSocket does something with a duplicate of each of these sockets of a process. fresh makes a new one of the same
+// kind.
+func eachSocket(pid int, sockets []int, do func(fd, shared int, fresh func() int)) error {
 	process, err := Open(pid)
 	if err != nil {
 		return err
@@ -266,10 +269,7 @@ func eachSocket(pid int, do func(fd, shared int, fresh func() int)) error {
 			unix.Close(fd)
 		}
 	}()
-	for fd, link := range open {
-		if !strings.HasPrefix(link, "socket:") {
-			continue
-		}
+	for _, fd := range sockets {
 		shared, err := process.DuplicateDescriptor(fd)
 		if err != nil {
 			continue // it was closed, or may not be shared: then criu cannot dump it either

@@ -4,6 +4,7 @@ import (
 	"net"
 	"os"
 	"path/filepath"
+	"strings"
 	"syscall"
 	"testing"
 
@@ -23,7 +24,7 @@ func TestSettingsAreReadAndGivenAgain(t *testing.T) {
 		}
 	}
 	set(4711)
-	settings, err := ReadSettings(os.Getpid())
+	settings, err := ownSettings(t)
 	if err != nil || settings == nil {
 		t.Fatalf("settings %v: %v", settings, err)
 	}
@@ -60,7 +61,7 @@ func TestWhatOnlyTheKernelSetsIsNoSetting(t *testing.T) {
 		}
 		defer server.Close()
 	}
-	if settings, err := ReadSettings(os.Getpid()); err != nil || settings != nil {
+	if settings, err := ownSettings(t); err != nil || settings != nil {
 		t.Errorf("%+v: %v", settings, err)
 	}
 }
@@ -89,4 +90,28 @@ func TestSettingsThatNoDumpHasWrittenAreRefused(t *testing.T) {
 			t.Errorf("%s is accepted", name)
 		}
 	}
+}
+
+// ownSettings reads the settings of this process.
+func ownSettings(t *testing.T) (*Settings, error) {
+	t.Helper()
+	status, err := ReadStatus(os.Getpid())
+	if err != nil {
+		t.Fatal(err)
+	}
+	threads, err := Threads(os.Getpid())
+	if err != nil {
+		t.Fatal(err)
+	}
+	open, err := Descriptors(os.Getpid())
+	if err != nil {
+		t.Fatal(err)
+	}
+	var sockets []int
+	for fd, link := range open {
+		if strings.HasPrefix(link, "socket:") {
+			sockets = append(sockets, fd)
+		}
+	}
+	return ReadSettings(os.Getpid(), status, threads, sockets)
 }

@@ -96,7 +96,8 @@ func (d *dump) run(ctx context.Context) error {
 	}
 	if len(d.Members) == 0 && d.stage.Hold == nil {
 		d.Log.Info("no process of the tree uses CUDA: nothing to do", "root", d.Root)
-		if err := errors.Join(imagedir.RemoveEarlier(d.imageDir, image.TimelineName, image.OptionsName), d.noteStopped()); err != nil {
+		err := imagedir.RemoveEarlier(d.imageDir, image.TimelineName, image.OptionsName)
+		if err := errors.Join(err, d.noteStopped(inventory.Advice)); err != nil {
 			return err
 		}
 		return d.Refreeze(ctx)
@@ -127,12 +128,16 @@ func (d *dump) run(ctx context.Context) error {
 	return d.Session.DoStep(journal.StepDumping, func() error { return nil })
 }
 
-// noteStopped tells the program that drives criu that the tree is stopped.
-func (d *dump) noteStopped() error {
+// noteStopped tells the program that drives criu that the tree is stopped, with a look at it.
+func (d *dump) noteStopped(look func(root int) (*inventory.Tree, error)) error {
 	if d.stage.Stopped == nil {
 		return nil
 	}
-	return d.stage.Stopped()
+	tree, err := look(d.Root)
+	if err != nil {
+		return err
+	}
+	return d.stage.Stopped(tree)
 }
 
 // begin takes hold of the tree: from here on the job is restored as it was, whichever program is killed.

@@ -13,6 +13,7 @@ import (
 	"cucriu/internal/engine"
 	"cucriu/internal/inject"
 	"cucriu/internal/inspect"
+	"cucriu/internal/inventory"
 	"cucriu/internal/journal"
 	"cucriu/internal/proc"
 )
@@ -36,15 +37,15 @@ func (d *dump) stopTree(ctx context.Context) error {
 		return err
 	}
 	// Nobody opens a file of the job from here on if that would end it, or wait for it.
-	pids, err := proc.Tree(d.Root)
+	truth, err := inventory.Truth(d.Root)
 	if err != nil {
 		return err
 	}
-	if err := proc.CheckUnguarded(pids); err != nil {
+	if err := truth.CheckUnguarded(); err != nil {
 		return err
 	}
 	// Beside the steps that move the GPU memory to the host: the kernel walks through all of a process's pages.
-	d.settings = sync.OnceValues(func() ([]proc.Settings, error) { return settingsOf(d.Root) })
+	d.settings = sync.OnceValues(func() ([]proc.Settings, error) { return settingsOf(truth) })
 	go func(read func() ([]proc.Settings, error)) { _, _ = read() }(d.settings)
 	return nil
 }
@@ -182,7 +183,7 @@ func (d *dump) parkTree(ctx context.Context) error {
 		if err := proc.KeepStopped(ctx, d.Others...); err != nil {
 			return err
 		}
-		return d.noteStopped()
+		return d.noteStopped(inventory.Truth) // not that of before the park: somebody may have continued a process
 	}
 }
 

@@ -15,6 +15,7 @@ import (
 	"cucriu/internal/engine"
 	"cucriu/internal/imagedir"
 	"cucriu/internal/inspect"
+	"cucriu/internal/inventory"
 	"cucriu/internal/journal"
 	"cucriu/internal/proc"
 	"cucriu/internal/session"
@@ -306,14 +307,10 @@ func reschedule(s *session.Session) {
 }
 
 // settingsOf lists what criu does not restore of the processes of a tree.
-func settingsOf(root int) ([]proc.Settings, error) {
-	pids, err := proc.Tree(root)
-	if err != nil {
-		return nil, err
-	}
-	found := make([]*proc.Settings, len(pids))
-	err = engine.ParallelUpTo(runtime.NumCPU(), len(pids), func(i int) (err error) {
-		if found[i], err = proc.ReadSettings(pids[i]); errors.Is(err, proc.ErrGone) {
+func settingsOf(tree *inventory.Tree) ([]proc.Settings, error) {
+	found := make([]*proc.Settings, len(tree.Processes))
+	err := engine.ParallelUpTo(runtime.NumCPU(), len(found), func(i int) (err error) {
+		if found[i], err = tree.Processes[i].Settings(); errors.Is(err, proc.ErrGone) {
 			return nil
 		}
 		return err

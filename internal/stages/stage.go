@@ -18,6 +18,7 @@ import (
 	"cucriu/hooks/timeline"
 	"cucriu/internal/imagedir"
 	"cucriu/internal/inspect"
+	"cucriu/internal/inventory"
 	"cucriu/internal/journal"
 	"cucriu/internal/proc"
 	"cucriu/internal/rundir"
@@ -32,9 +33,9 @@ type Stage struct {
 	ImagePath string
 	InitPID   string // CRTOOLS_INIT_PID: the root task, a pid that criu's caller sees
 
-	// Stopped is called at pre-dump once no process of the tree runs or, if none uses CUDA, before criu
-	// stops them. It is nil if there is nothing to do. If it returns an error, the dump fails.
-	Stopped func() error `json:"-"`
+	// Stopped is called at pre-dump with the truth about the tree once no process of it runs or, if none uses CUDA, with
+	// advice before criu stops them. It is nil if there is nothing to do. If it returns an error, the dump fails.
+	Stopped func(*inventory.Tree) error `json:"-"`
 	// Publish gives a complete image its final form at post-dump, before criu ends the processes. It is
 	// nil if there is nothing to do. An error keeps the job alive.
 	Publish func(context.Context) error `json:"-"`
