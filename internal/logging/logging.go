@@ -14,34 +14,40 @@ import (
 	"github.com/sirupsen/logrus"
 	logrusslog "github.com/sirupsen/logrus/hooks/slog"
 
-	"cucriu/hooks/config"
 	"cucriu/internal/quote"
 )
 
-// New returns the logger that a configuration describes. Lines go to stderr (in a hook,
+// Options say what is logged, and where else it is written.
+type Options struct {
+	Level slog.Level
+	JSON  bool   // JSON objects in place of text
+	File  string // absolute path; empty for standard error alone
+}
+
+// New returns the logger that the options describe. Lines go to stderr (in a hook,
 // that is criu's log) and also to the configured file. If that cannot be opened, a warning says so: a log must keep
 // no job from being restored.
-func New(c config.Log, component string) *slog.Logger {
+func New(c Options, component string) *slog.Logger {
 	return newLogger(c, component, formatter(c))
 }
 
 // NewCommand returns the logger of a command. What it prints on stderr is for people: a warning
 // is a sentence. The configured file has lines as [New] writes them.
-func NewCommand(c config.Log) *slog.Logger {
-	if c.Format == config.JSON {
+func NewCommand(c Options) *slog.Logger {
+	if c.JSON {
 		return New(c, "cucriu")
 	}
 	return newLogger(c, "cucriu", plain{})
 }
 
-func formatter(c config.Log) logrus.Formatter {
-	if c.Format == config.JSON {
+func formatter(c Options) logrus.Formatter {
+	if c.JSON {
 		return &logrus.JSONFormatter{}
 	}
 	return &logrus.TextFormatter{FullTimestamp: true, DisableColors: true}
 }
 
-func newLogger(c config.Log, component string, onStderr logrus.Formatter) *slog.Logger {
+func newLogger(c Options, component string, onStderr logrus.Formatter) *slog.Logger {
 	logger := logrus.New()
 	logger.SetLevel(logrusslog.SlogLevel(c.Level).Level())
 	logger.SetFormatter(onStderr)

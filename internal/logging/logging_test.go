@@ -10,8 +10,6 @@ import (
 	"testing"
 
 	"github.com/sirupsen/logrus"
-
-	"cucriu/hooks/config"
 )
 
 // TestALogThatCannotBeWrittenKeepsNothingFromBeingDone: its directory may be on a disk that is not mounted, when a job
@@ -25,7 +23,7 @@ func TestALogThatCannotBeWrittenKeepsNothingFromBeingDone(t *testing.T) {
 	}
 	os.Stderr = w
 	missing := filepath.Join(t.TempDir(), "gone", "log")
-	log := NewCommand(config.Log{File: missing, Level: slog.LevelWarn})
+	log := NewCommand(Options{File: missing, Level: slog.LevelWarn})
 	log.Warn("and it works on")
 	Stderr().Flush()
 	Stderr().Flush()

@@ -17,7 +17,7 @@ import (
 var layers = [][]string{
 	{"cmd/cucriu", "cmd/cucriu-hook", "cmd/cuda-checkpoint", "test/bench", "test/bench/serial-hook", "test/conformance", "test/gocriu"},
 	{"internal/testenv/hosts"},
-	{"internal/logging", "internal/testenv"},
+	{"internal/testenv"},
 	{"internal/migrate"},
 	{"internal/jobs", "internal/migrate/delta"},
 	{"internal/jobs/inside"},
