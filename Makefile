@@ -13,7 +13,7 @@ export CGO_ENABLED := 0
 # The tests, too, are built with it, so that they share what the build has compiled.
 export GOFLAGS := $(GOFLAGS) -trimpath
 COVER   ?=
-GOBUILD := go build $(COVER) -buildvcs=false -ldflags '-s -w -X cucriu/internal/version.Version=$(VERSION)'
+GOBUILD := go build $(COVER) -buildvcs=false -ldflags '-s -w -X cucriu/internal/kit/version.Version=$(VERSION)'
 
 PKGS         ?= ./...
 TESTFLAGS    ?=
@@ -54,7 +54,7 @@ build: need-go guest ## bin/cucriu, bin/cucriu-hook and bin/cuda-checkpoint, and
 # Without a C compiler the programs have no library and no first process for jobs.
 .PHONY: guest
 guest: need-go
-	if [[ -n "$$(type -P gcc)" ]]; then $(MAKE) -C internal/guest/lib && $(MAKE) -C internal/first/lib; fi
+	if [[ -n "$$(type -P gcc)" ]]; then $(MAKE) -C internal/kit/guest/lib && $(MAKE) -C internal/kit/first/lib; fi
 
 .PHONY: sim
 sim: need-gcc ## the simulated driver, build/cudasim
@@ -166,8 +166,8 @@ soak: build sim workload tools ## jobs are dumped, suspended, run, migrated side
 # Packages whose tests are not of programs, which are built without cgo. Those that kill a program at every step only take longer here, and
 # internal/migrate/commit, a search, has no goroutines.
 RACE_PACKAGES := ./internal/migrate ./internal/migrate/delta ./internal/migrate/predict ./internal/migrate/prepare ./internal/migrate/wire \
-	./internal/jobs/... ./internal/pages ./internal/gpumap ./internal/journal ./internal/jsonlines ./internal/logging ./internal/session \
-	./internal/engine ./internal/imagedir ./cudackpt ./hooks/...
+	./internal/jobs/... ./internal/kit/pages ./internal/core/gpumap ./internal/core/journal ./internal/kit/jsonlines ./internal/kit/logging \
+	./internal/core/session ./internal/core/engine ./internal/kit/imagedir ./cudackpt ./hooks/...
 
 .PHONY: race
 race: sim workload tools ## the unit tests under the race detector, which needs cgo
@@ -201,7 +201,7 @@ test-gpu: gpu-bundle ## run the bundle here, on this machine's GPUs
 
 .PHONY: clean
 clean: ## remove build outputs
-	rm -rf bin build internal/guest/built/*.so internal/first/built/first-*
+	rm -rf bin build internal/kit/guest/built/*.so internal/kit/first/built/first-*
 
 .PHONY: distclean
 distclean: clean ## and what was provided in .tools

@@ -13,8 +13,8 @@ import (
 
 	"github.com/prometheus/procfs"
 
-	"cucriu/internal/fault"
-	"cucriu/internal/proc"
+	"cucriu/internal/kit/fault"
+	"cucriu/internal/kit/proc"
 )
 
 // Criu is a running criu, as an action script sees it.

@@ -11,7 +11,7 @@ import (
 	"slices"
 	"strings"
 
-	"cucriu/internal/fault"
+	"cucriu/internal/kit/fault"
 )
 
 // Installed is a criu program on this host.

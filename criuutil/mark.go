@@ -4,7 +4,7 @@ import (
 	"fmt"
 	"slices"
 
-	"cucriu/internal/proc"
+	"cucriu/internal/kit/proc"
 )
 
 // Mark returns what identifies the processes that criu is going to create: its shared memory, by inode.

@@ -16,7 +16,7 @@ import (
 	"golang.org/x/sys/unix"
 	"google.golang.org/protobuf/proto"
 
-	"cucriu/internal/proc"
+	"cucriu/internal/kit/proc"
 )
 
 // Swrk is a "criu swrk" process: a criu that serves one request over a socket.

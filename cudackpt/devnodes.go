@@ -9,7 +9,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"cucriu/internal/drivers"
+	"cucriu/internal/kit/drivers"
 )
 
 // nvidiaMajor is the major number of the GPUs' character devices, which the kernel reserves for

@@ -4,7 +4,7 @@ import (
 	"errors"
 	"fmt"
 
-	"cucriu/internal/fault"
+	"cucriu/internal/kit/fault"
 )
 
 // explained has the methods Error, Meaning and Remedy of the errors that it is part of.

@@ -4,8 +4,8 @@ import (
 	"errors"
 	"fmt"
 
-	"cucriu/internal/drivers"
-	"cucriu/internal/fault"
+	"cucriu/internal/kit/drivers"
+	"cucriu/internal/kit/fault"
 )
 
 // Version is the CUDA version that a driver implements, as cuDriverGetVersion returns it:

@@ -13,7 +13,7 @@ import (
 	"strconv"
 	"strings"
 
-	"cucriu/internal/fault"
+	"cucriu/internal/kit/fault"
 )
 
 // GPU is one GPU of this host, as /proc/driver/nvidia describes it.

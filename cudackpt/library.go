@@ -9,8 +9,8 @@ import (
 
 	"github.com/ebitengine/purego"
 
-	"cucriu/internal/drivers"
-	"cucriu/internal/fault"
+	"cucriu/internal/kit/drivers"
+	"cucriu/internal/kit/fault"
 )
 
 // The sonames under which the driver's libraries are installed.

@@ -10,8 +10,8 @@ import (
 	"strconv"
 	"strings"
 
-	"cucriu/internal/drivers"
-	"cucriu/internal/fault"
+	"cucriu/internal/kit/drivers"
+	"cucriu/internal/kit/fault"
 )
 
 // mappedFile is a file that is mapped into a process, as /proc/PID/maps shows it.

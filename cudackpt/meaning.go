@@ -4,7 +4,7 @@ import (
 	"fmt"
 	"os"
 
-	"cucriu/internal/drivers"
+	"cucriu/internal/kit/drivers"
 )
 
 // meaning is what a result means for one call, and what to do about it.

@@ -2,11 +2,11 @@
 // its action script ([Run]) or through go-criu's callbacks ([Notify]). Package checkpoint drives a
 // criu of its own. What happens is in packages of the module, one above the other:
 //
-//	internal/stages   what is done at each stage of criu
-//	internal/watch    the watcher, and how a session comes to its end: verdict, hold, recover
-//	internal/engine   lock, stop, park, checkpoint, and the one way back
-//	internal/session  a session at work, with the processes that it names
-//	internal/journal  what is written down of a session
+//	internal/core/stages   what is done at each stage of criu
+//	internal/core/watch    the watcher, and how a session comes to its end: verdict, hold, recover
+//	internal/core/engine   lock, stop, park, checkpoint, and the one way back
+//	internal/core/session  a session at work, with the processes that it names
+//	internal/core/journal  what is written down of a session
 //
 // Five measured facts decide the protocol (docs/protocol.md explains it).
 //
@@ -24,7 +24,7 @@
 // # Dump
 //
 // All of it happens in criu's pre-dump stage, where the processes still run. (*dump).run in
-// internal/stages/dump.go reads like this list, with what undoes each step beside it; the undo itself is
+// internal/core/stages/dump.go reads like this list, with what undoes each step beside it; the undo itself is
 // the one way back, below. criu's later stages are in dump_image.go: postDump, networkUnlock.
 //
 //	claim       lock the image directory
@@ -36,7 +36,7 @@
 //	stop        SIGSTOP to the whole tree; wait until every thread is in state T, and until nobody
 //	            is left who could make new processes
 //	move        where the library of cucriu run --dir is in the job, it moves GPU memory to the
-//	            host (internal/engine/memory.go, which has the steps; they begin before the lock)
+//	            host (internal/core/engine/memory.go, which has the steps; they begin before the lock)
 //	park        every thread except the restore threads: no SIGCONT runs it now; look for new
 //	            processes once more; link files in use by removed names (package checkpoint alone)
 //	children    take the driver's files and mappings from children that were forked from a CUDA
@@ -45,8 +45,8 @@
 //	checkpoint  all processes in parallel, into memory that stopped threads make ready
 //	release     put the restore threads back into the group-stop
 //	devices     take from CUDA processes what they still hold of the GPUs without using it
-//	copy        the fast lane (internal/stages/dump_lanes.go): copy the staging memory into files. The copy of a process begins as
-//	            soon as its checkpoint is over; this step waits for all copies
+//	copy        the fast lane (internal/core/stages/dump_lanes.go): copy the staging memory into files. The
+//	            copy of a process begins as soon as its checkpoint is over; this step waits for all copies
 //	drop        make the manifest, note the drop in the journal, and drop the memory
 //	freeze      what the engine had frozen, and a v1 freezer that criu will seize through; then
 //	            SIGCONT
@@ -63,7 +63,7 @@
 //
 // The watcher waits until criu has ended. A process that lives is restored, or ended if criu was
 // interrupted while it ended the job beside a complete image; one that has gone was dumped, if post-dump
-// was reached, and has ended otherwise (dumpVerdict in internal/watch). It is started before the first
+// was reached, and has ended otherwise (dumpVerdict in internal/core/watch). It is started before the first
 // process is touched, because this program, too, may be killed at any step. It leaves a paused container
 // paused, and restores the GPU state when the engine resumes it.
 //
@@ -83,7 +83,7 @@
 //
 // # The one way back
 //
-// It is the same for everybody (internal/engine/back.go): a dump that fails, post-resume, the
+// It is the same for everybody (internal/core/engine/back.go): a dump that fails, post-resume, the
 // watcher, and the commands unlock, resume and recover take it, from whatever state the processes
 // are in. After a restore or a resume there are GPU pairs.
 //

@@ -6,10 +6,10 @@ import (
 	"log/slog"
 
 	"cucriu/hooks/config"
-	"cucriu/internal/engine"
-	"cucriu/internal/session"
-	"cucriu/internal/stages"
-	"cucriu/internal/watch"
+	"cucriu/internal/core/engine"
+	"cucriu/internal/core/session"
+	"cucriu/internal/core/stages"
+	"cucriu/internal/core/watch"
 )
 
 // Hook is how a program works with criu's stages and with jobs: its configuration, its log, and the

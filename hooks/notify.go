@@ -12,10 +12,10 @@ import (
 
 	"cucriu/criuutil"
 	"cucriu/hooks/preflight"
-	"cucriu/internal/imagedir"
-	"cucriu/internal/proc"
-	"cucriu/internal/session"
-	"cucriu/internal/stages"
+	"cucriu/internal/core/session"
+	"cucriu/internal/core/stages"
+	"cucriu/internal/kit/imagedir"
+	"cucriu/internal/kit/proc"
 )
 
 // Notify puts the protocol behind go-criu's Notify interface, for programs that drive criu

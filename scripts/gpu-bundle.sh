@@ -34,8 +34,8 @@ for scripts_of in torch programs; do
 	mkdir -p "$new/test/workload/$scripts_of"
 	cp "test/workload/$scripts_of/"*.py "$new/test/workload/$scripts_of/"
 done
-mkdir -p "$new/internal/guest/built"
-cp internal/guest/built/*.so "$new/internal/guest/built/"
+mkdir -p "$new/internal/kit/guest/built"
+cp internal/kit/guest/built/*.so "$new/internal/kit/guest/built/"
 mkdir "$new/scripts"
 for script in common demo clean-exec try-{common,engines,guest,kills,names,preemption,pause,overhead}; do
 	cp "scripts/$script.sh" "$new/scripts/"

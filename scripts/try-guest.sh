@@ -8,7 +8,7 @@ dir=${1:?usage: try-guest.sh DIR [SECONDS [ROUNDS]]}
 seconds=${2:-10}
 rounds=${3:-2}
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd -P)
-library=$here/internal/guest/built/guest-amd64.so
+library=$here/internal/kit/guest/built/guest-amd64.so
 mkdir "$dir"
 gpus=$(nvidia-smi -L | wc -l)
 

@@ -19,11 +19,11 @@ import (
 	"cucriu/hooks"
 	"cucriu/hooks/config"
 	"cucriu/internal/jobs/job"
-	"cucriu/internal/logging"
-	"cucriu/internal/proc"
-	"cucriu/internal/quote"
-	"cucriu/internal/self"
-	"cucriu/internal/version"
+	"cucriu/internal/kit/logging"
+	"cucriu/internal/kit/proc"
+	"cucriu/internal/kit/quote"
+	"cucriu/internal/kit/self"
+	"cucriu/internal/kit/version"
 )
 
 const usage = `cucriu-hook: criu's action script for processes that use NVIDIA GPUs

@@ -15,7 +15,7 @@ import (
 	"cucriu/hooks/preflight"
 	"cucriu/internal/jobs"
 	"cucriu/internal/jobs/job"
-	"cucriu/internal/units"
+	"cucriu/internal/kit/units"
 )
 
 func checkCommand() *cobra.Command {

@@ -15,8 +15,8 @@ import (
 
 	"cucriu/hooks"
 	"cucriu/hooks/checkpoint"
-	"cucriu/internal/self"
-	"cucriu/internal/units"
+	"cucriu/internal/kit/self"
+	"cucriu/internal/kit/units"
 )
 
 func dumpCommand() *cobra.Command {

@@ -13,8 +13,8 @@ import (
 	"cucriu/hooks"
 	"cucriu/hooks/preflight"
 	"cucriu/internal/jobs/job"
-	"cucriu/internal/logging"
-	"cucriu/internal/quote"
+	"cucriu/internal/kit/logging"
+	"cucriu/internal/kit/quote"
 )
 
 // The exit statuses. docs/exit-status.md documents them, so they must not change.

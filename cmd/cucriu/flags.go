@@ -20,11 +20,11 @@ import (
 	"cucriu/hooks"
 	"cucriu/hooks/config"
 	"cucriu/hooks/preflight"
-	"cucriu/internal/inventory"
+	"cucriu/internal/kit/inventory"
+	"cucriu/internal/kit/proc"
+	"cucriu/internal/kit/quote"
+	"cucriu/internal/kit/units"
 	"cucriu/internal/migrate"
-	"cucriu/internal/proc"
-	"cucriu/internal/quote"
-	"cucriu/internal/units"
 )
 
 // value is an option whose text must have a certain form. A wrong one is found before a command

@@ -11,8 +11,8 @@ import (
 	"cucriu/internal/jobs/files"
 	"cucriu/internal/jobs/inside"
 	"cucriu/internal/jobs/sandbox"
+	"cucriu/internal/kit/self"
 	"cucriu/internal/migrate"
-	"cucriu/internal/self"
 )
 
 // The clocks of a time namespace can be set by the main thread only, and only here is it sure

@@ -15,9 +15,9 @@ import (
 	"cucriu/cudackpt"
 	"cucriu/hooks/image"
 	"cucriu/hooks/preflight"
-	"cucriu/internal/criuimage"
-	"cucriu/internal/imagedir"
 	"cucriu/internal/jobs/job"
+	"cucriu/internal/kit/criuimage"
+	"cucriu/internal/kit/imagedir"
 )
 
 // inspection is what the inspect command shows.

@@ -18,7 +18,7 @@ import (
 	"cucriu/internal/jobs"
 	"cucriu/internal/jobs/life"
 	"cucriu/internal/jobs/store"
-	"cucriu/internal/units"
+	"cucriu/internal/kit/units"
 )
 
 func jobsCommand() *cobra.Command {

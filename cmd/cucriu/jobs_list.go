@@ -22,7 +22,7 @@ import (
 	"cucriu/internal/jobs"
 	"cucriu/internal/jobs/files"
 	"cucriu/internal/jobs/store"
-	"cucriu/internal/units"
+	"cucriu/internal/kit/units"
 )
 
 func jobsListCommand() *cobra.Command {

@@ -9,9 +9,9 @@ import (
 	"os"
 	"strings"
 
-	"cucriu/internal/logging"
-	"cucriu/internal/quote"
-	"cucriu/internal/self"
+	"cucriu/internal/kit/logging"
+	"cucriu/internal/kit/quote"
+	"cucriu/internal/kit/self"
 )
 
 func main() {

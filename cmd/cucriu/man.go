@@ -8,7 +8,7 @@ import (
 	"github.com/spf13/cobra"
 	"github.com/spf13/cobra/doc"
 
-	"cucriu/internal/version"
+	"cucriu/internal/kit/version"
 )
 
 // manCommands has the command that writes the manual pages, which only make install builds in.

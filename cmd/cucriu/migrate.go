@@ -14,9 +14,9 @@ import (
 	"cucriu/hooks/preflight"
 	"cucriu/hooks/timeline"
 	"cucriu/internal/jobs"
+	"cucriu/internal/kit/units"
 	"cucriu/internal/migrate"
 	"cucriu/internal/migrate/prepare"
-	"cucriu/internal/units"
 )
 
 func migrateCommand() *cobra.Command {

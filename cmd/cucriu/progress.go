@@ -13,10 +13,10 @@ import (
 
 	"cucriu/hooks"
 	"cucriu/hooks/checkpoint"
-	"cucriu/internal/logging"
+	"cucriu/internal/kit/logging"
+	"cucriu/internal/kit/quote"
+	"cucriu/internal/kit/units"
 	"cucriu/internal/migrate"
-	"cucriu/internal/quote"
-	"cucriu/internal/units"
 )
 
 // progress tells people what a dump or restore does. On a terminal it uses one line that

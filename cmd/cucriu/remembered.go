@@ -8,8 +8,8 @@ import (
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
 
-	"cucriu/internal/durable"
 	"cucriu/internal/jobs"
+	"cucriu/internal/kit/durable"
 )
 
 // notRemembered are the options of cucriu run that belong to one start, or to this host.

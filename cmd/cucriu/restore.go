@@ -19,10 +19,10 @@ import (
 	"cucriu/hooks/checkpoint"
 	"cucriu/hooks/config"
 	"cucriu/hooks/preflight"
-	"cucriu/internal/criuimage"
 	"cucriu/internal/jobs"
-	"cucriu/internal/logging"
-	"cucriu/internal/self"
+	"cucriu/internal/kit/criuimage"
+	"cucriu/internal/kit/logging"
+	"cucriu/internal/kit/self"
 )
 
 func restoreCommand() *cobra.Command {

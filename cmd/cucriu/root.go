@@ -12,10 +12,10 @@ import (
 	"cucriu/hooks"
 	"cucriu/hooks/config"
 	"cucriu/hooks/preflight"
-	"cucriu/internal/logging"
-	"cucriu/internal/proc"
-	"cucriu/internal/self"
-	"cucriu/internal/version"
+	"cucriu/internal/kit/logging"
+	"cucriu/internal/kit/proc"
+	"cucriu/internal/kit/self"
+	"cucriu/internal/kit/version"
 )
 
 func rootCommand() *cobra.Command {

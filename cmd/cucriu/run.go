@@ -20,10 +20,10 @@ import (
 	"cucriu/hooks/checkpoint"
 	"cucriu/internal/jobs"
 	"cucriu/internal/jobs/job"
-	"cucriu/internal/logging"
-	"cucriu/internal/pages"
-	"cucriu/internal/proc"
-	"cucriu/internal/units"
+	"cucriu/internal/kit/logging"
+	"cucriu/internal/kit/pages"
+	"cucriu/internal/kit/proc"
+	"cucriu/internal/kit/units"
 )
 
 func runCommand() *cobra.Command {

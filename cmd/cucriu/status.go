@@ -17,8 +17,8 @@ import (
 	"cucriu/hooks"
 	"cucriu/hooks/checkpoint"
 	"cucriu/hooks/preflight"
-	"cucriu/internal/imagedir"
 	"cucriu/internal/jobs"
+	"cucriu/internal/kit/imagedir"
 )
 
 // statusReport is the status command's JSON.

@@ -8,7 +8,7 @@ import (
 	"cucriu/hooks/checkpoint"
 	"cucriu/hooks/image"
 	"cucriu/hooks/timeline"
-	"cucriu/internal/units"
+	"cucriu/internal/kit/units"
 )
 
 // summary is what a dump or restore reports at its end.

@@ -13,7 +13,7 @@ import (
 	"github.com/spf13/pflag"
 
 	"cucriu/hooks/preflight"
-	"cucriu/internal/proc"
+	"cucriu/internal/kit/proc"
 )
 
 // execute runs the command that the command line names. An error from before the command has

@@ -13,10 +13,10 @@ import (
 
 	"cucriu/hooks/image"
 	"cucriu/hooks/preflight"
-	"cucriu/internal/durable"
-	"cucriu/internal/fault"
 	"cucriu/internal/jobs/store"
-	"cucriu/internal/units"
+	"cucriu/internal/kit/durable"
+	"cucriu/internal/kit/fault"
+	"cucriu/internal/kit/units"
 )
 
 // verification is what the verify command shows.

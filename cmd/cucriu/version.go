@@ -7,7 +7,7 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"cucriu/internal/version"
+	"cucriu/internal/kit/version"
 )
 
 // versionOutput is what version --json prints.

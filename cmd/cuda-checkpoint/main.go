@@ -25,11 +25,11 @@ import (
 	"cucriu/hooks/checkpoint"
 	"cucriu/hooks/config"
 	"cucriu/hooks/preflight"
-	"cucriu/internal/logging"
-	"cucriu/internal/proc"
-	"cucriu/internal/quote"
-	"cucriu/internal/self"
-	"cucriu/internal/version"
+	"cucriu/internal/kit/logging"
+	"cucriu/internal/kit/proc"
+	"cucriu/internal/kit/quote"
+	"cucriu/internal/kit/self"
+	"cucriu/internal/kit/version"
 )
 
 // usage has to name --action in its first 2047 bytes: criu's plugin looks for that.

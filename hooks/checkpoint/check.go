@@ -16,10 +16,10 @@ import (
 	"cucriu/hooks"
 	"cucriu/hooks/image"
 	"cucriu/hooks/preflight"
-	"cucriu/internal/criuimage"
-	"cucriu/internal/inspect"
-	"cucriu/internal/journal"
-	"cucriu/internal/session"
+	"cucriu/internal/core/inspect"
+	"cucriu/internal/core/journal"
+	"cucriu/internal/core/session"
+	"cucriu/internal/kit/criuimage"
 )
 
 // CheckMachine finds what on this machine is in the way of dumps and restores. criu is the path of the criu to

@@ -7,10 +7,10 @@ import (
 	"cucriu/cudackpt"
 	"cucriu/hooks/image"
 	"cucriu/hooks/preflight"
-	"cucriu/internal/agent"
-	"cucriu/internal/inspect"
-	"cucriu/internal/inventory"
-	"cucriu/internal/proc"
+	"cucriu/internal/core/agent"
+	"cucriu/internal/core/inspect"
+	"cucriu/internal/kit/inventory"
+	"cucriu/internal/kit/proc"
 )
 
 // What is asked here is for those who describe a job to another host before they dump it.

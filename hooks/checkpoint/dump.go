@@ -13,14 +13,14 @@ import (
 	"cucriu/hooks"
 	"cucriu/hooks/image"
 	"cucriu/hooks/preflight"
-	"cucriu/internal/durable"
-	"cucriu/internal/imagedir"
-	"cucriu/internal/inspect"
-	"cucriu/internal/inventory"
-	"cucriu/internal/journal"
-	"cucriu/internal/proc"
-	"cucriu/internal/session"
-	"cucriu/internal/watch"
+	"cucriu/internal/core/inspect"
+	"cucriu/internal/core/journal"
+	"cucriu/internal/core/session"
+	"cucriu/internal/core/watch"
+	"cucriu/internal/kit/durable"
+	"cucriu/internal/kit/imagedir"
+	"cucriu/internal/kit/inventory"
+	"cucriu/internal/kit/proc"
 )
 
 // Dump has criu dump the tree of options.RPC.Pid into dir, which is complete or absent at any time:

@@ -7,10 +7,10 @@ import (
 	"time"
 
 	"cucriu/hooks"
-	"cucriu/internal/journal"
-	"cucriu/internal/proc"
-	"cucriu/internal/session"
-	"cucriu/internal/watch"
+	"cucriu/internal/core/journal"
+	"cucriu/internal/core/session"
+	"cucriu/internal/core/watch"
+	"cucriu/internal/kit/proc"
 )
 
 // Hold keeps a job held once criu is through, until [Decide]: a dumped one stopped, with its GPU state in the

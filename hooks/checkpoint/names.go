@@ -11,8 +11,8 @@ import (
 	"golang.org/x/sys/unix"
 
 	"cucriu/hooks/preflight"
-	"cucriu/internal/inspect"
-	"cucriu/internal/inventory"
+	"cucriu/internal/core/inspect"
+	"cucriu/internal/kit/inventory"
 )
 
 // deleted is what the kernel appends to a name that was removed.

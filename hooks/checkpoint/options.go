@@ -13,10 +13,10 @@ import (
 
 	"cucriu/hooks/image"
 	"cucriu/hooks/preflight"
-	"cucriu/internal/inspect"
-	"cucriu/internal/inventory"
-	"cucriu/internal/proc"
-	"cucriu/internal/session"
+	"cucriu/internal/core/inspect"
+	"cucriu/internal/core/session"
+	"cucriu/internal/kit/inventory"
+	"cucriu/internal/kit/proc"
 )
 
 // addNeeds finds the options that the tree needs, and adds those to the request that are not in it. If advice is nil,

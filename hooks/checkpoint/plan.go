@@ -8,10 +8,10 @@ import (
 	"cucriu/hooks"
 	"cucriu/hooks/image"
 	"cucriu/hooks/preflight"
-	"cucriu/internal/gpumap"
-	"cucriu/internal/imagedir"
-	"cucriu/internal/inspect"
-	"cucriu/internal/session"
+	"cucriu/internal/core/gpumap"
+	"cucriu/internal/core/inspect"
+	"cucriu/internal/core/session"
+	"cucriu/internal/kit/imagedir"
 )
 
 // Plan says which GPUs of this host take the place of those that a job could see.

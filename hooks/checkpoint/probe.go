@@ -25,10 +25,10 @@ import (
 	"cucriu/criuutil"
 	"cucriu/hooks"
 	"cucriu/hooks/image"
-	"cucriu/internal/criuimage"
-	"cucriu/internal/proc"
-	"cucriu/internal/rundir"
-	"cucriu/internal/session"
+	"cucriu/internal/core/session"
+	"cucriu/internal/kit/criuimage"
+	"cucriu/internal/kit/proc"
+	"cucriu/internal/kit/rundir"
 )
 
 // CommandProbe is cucriu's hidden command that is the first process of a trial's sandbox. It reads a

@@ -13,12 +13,12 @@ import (
 	"cucriu/cudackpt"
 	"cucriu/hooks"
 	"cucriu/hooks/preflight"
-	"cucriu/internal/engine"
-	"cucriu/internal/inspect"
-	"cucriu/internal/inventory"
-	"cucriu/internal/journal"
-	"cucriu/internal/proc"
-	"cucriu/internal/session"
+	"cucriu/internal/core/engine"
+	"cucriu/internal/core/inspect"
+	"cucriu/internal/core/journal"
+	"cucriu/internal/core/session"
+	"cucriu/internal/kit/inventory"
+	"cucriu/internal/kit/proc"
 )
 
 // CUDAProcess is a CUDA process as an operator sees it.

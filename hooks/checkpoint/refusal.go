@@ -4,7 +4,7 @@ import (
 	"time"
 
 	"cucriu/hooks/preflight"
-	"cucriu/internal/journal"
+	"cucriu/internal/core/journal"
 )
 
 // Refusal is a dump or a restore that was refused before it had a session. It is kept until the same one is begun, or

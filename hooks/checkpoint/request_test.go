@@ -8,9 +8,9 @@ import (
 	"time"
 
 	"cucriu/hooks/config"
-	"cucriu/internal/journal"
-	"cucriu/internal/rundir"
-	"cucriu/internal/session"
+	"cucriu/internal/core/journal"
+	"cucriu/internal/core/session"
+	"cucriu/internal/kit/rundir"
 )
 
 // TestLogsInUseAreKept, whatever the clock says: it may have been set back since they were made.

@@ -10,11 +10,11 @@ import (
 	"cucriu/criuutil"
 	"cucriu/hooks"
 	"cucriu/hooks/preflight"
-	"cucriu/internal/failpoint"
-	"cucriu/internal/imagedir"
-	"cucriu/internal/journal"
-	"cucriu/internal/session"
-	"cucriu/internal/watch"
+	"cucriu/internal/core/journal"
+	"cucriu/internal/core/session"
+	"cucriu/internal/core/watch"
+	"cucriu/internal/kit/failpoint"
+	"cucriu/internal/kit/imagedir"
 )
 
 // Restore has criu restore the image in dir, and returns once the job runs, or is held as the options

@@ -7,7 +7,7 @@ import (
 
 	"cucriu/criuutil"
 	"cucriu/hooks"
-	"cucriu/internal/session"
+	"cucriu/internal/core/session"
 )
 
 // TestADamagedImageFailsTheLastStageThatUndoesIt, and with criu that empties the image the first.

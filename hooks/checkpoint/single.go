@@ -12,12 +12,12 @@ import (
 
 	"cucriu/cudackpt"
 	"cucriu/hooks"
-	"cucriu/internal/inspect"
-	"cucriu/internal/journal"
-	"cucriu/internal/proc"
-	"cucriu/internal/records"
-	"cucriu/internal/rundir"
-	"cucriu/internal/session"
+	"cucriu/internal/core/inspect"
+	"cucriu/internal/core/journal"
+	"cucriu/internal/core/session"
+	"cucriu/internal/kit/proc"
+	"cucriu/internal/kit/records"
+	"cucriu/internal/kit/rundir"
 )
 
 // Operation is a single call of the driver for one process, as NVIDIA's cuda-checkpoint makes it.

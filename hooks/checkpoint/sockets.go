@@ -11,9 +11,9 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"cucriu/internal/criuimage"
-	"cucriu/internal/drivers"
-	"cucriu/internal/journal"
+	"cucriu/internal/core/journal"
+	"cucriu/internal/kit/criuimage"
+	"cucriu/internal/kit/drivers"
 )
 
 // changedImages returns the directory from which criu restores: that of the image, or, if sockets are

@@ -9,9 +9,9 @@ import (
 	"time"
 
 	"cucriu/hooks/timeline"
-	"cucriu/internal/journal"
-	"cucriu/internal/proc"
-	"cucriu/internal/session"
+	"cucriu/internal/core/journal"
+	"cucriu/internal/core/session"
+	"cucriu/internal/kit/proc"
 )
 
 // The steps of which [hooks.Hook.Progress] is told that take long, in the order in which they come.

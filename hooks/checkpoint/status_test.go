@@ -5,8 +5,8 @@ import (
 	"strings"
 	"testing"
 
-	"cucriu/internal/journal"
-	"cucriu/internal/proc"
+	"cucriu/internal/core/journal"
+	"cucriu/internal/kit/proc"
 )
 
 // TestAnOrphanedSessionSaysRecover: after criu and the watcher were killed nobody else says so.

@@ -12,12 +12,12 @@ import (
 	"cucriu/cudackpt"
 	"cucriu/hooks"
 	"cucriu/hooks/preflight"
-	"cucriu/internal/engine"
-	"cucriu/internal/inject"
-	"cucriu/internal/inspect"
-	"cucriu/internal/journal"
-	"cucriu/internal/proc"
-	"cucriu/internal/session"
+	"cucriu/internal/core/engine"
+	"cucriu/internal/core/inspect"
+	"cucriu/internal/core/journal"
+	"cucriu/internal/core/session"
+	"cucriu/internal/kit/inject"
+	"cucriu/internal/kit/proc"
 )
 
 // Suspend checkpoints processes in place, without criu: their GPU memory moves into host memory, and

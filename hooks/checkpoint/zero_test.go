@@ -11,7 +11,7 @@ import (
 
 	"cucriu/hooks"
 	"cucriu/hooks/config"
-	"cucriu/internal/session"
+	"cucriu/internal/core/session"
 )
 
 // TestAZeroHookHasTheDefaults: a program that forgets the constructor gets errors, and no

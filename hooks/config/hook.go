@@ -7,7 +7,7 @@ import (
 
 	"cucriu/cudackpt"
 	"cucriu/hooks/preflight"
-	"cucriu/internal/fault"
+	"cucriu/internal/kit/fault"
 )
 
 // Hook is how a program works with criu's stages and with jobs. Its zero value has the defaults.

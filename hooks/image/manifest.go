@@ -4,7 +4,7 @@ import (
 	"time"
 
 	"cucriu/cudackpt"
-	"cucriu/internal/imagedir"
+	"cucriu/internal/kit/imagedir"
 )
 
 // Manifest says which CUDA processes an image holds, and what they used.

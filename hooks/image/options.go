@@ -5,7 +5,7 @@ import (
 	"regexp"
 	"slices"
 
-	"cucriu/internal/records"
+	"cucriu/internal/kit/records"
 )
 
 // OptionsName is the file name of the options of CRIU that an image was made with and

@@ -9,7 +9,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"cucriu/hooks/preflight"
-	"cucriu/internal/imagedir"
+	"cucriu/internal/kit/imagedir"
 )
 
 // PresentFindings refuses a directory that holds no image.

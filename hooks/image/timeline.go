@@ -5,7 +5,7 @@ import (
 	"path/filepath"
 
 	"cucriu/hooks/timeline"
-	"cucriu/internal/durable"
+	"cucriu/internal/kit/durable"
 )
 
 // TimelineName is the file name of a dump's timeline in the image directory. The timeline ends

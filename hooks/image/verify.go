@@ -11,9 +11,9 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"cucriu/internal/criuimage"
-	"cucriu/internal/durable"
-	"cucriu/internal/imagedir"
+	"cucriu/internal/kit/criuimage"
+	"cucriu/internal/kit/durable"
+	"cucriu/internal/kit/imagedir"
 )
 
 // Verify reads all of an image, and fails if it is incomplete or damaged. The GPU state is compared

@@ -7,8 +7,8 @@ import (
 	"slices"
 	"strings"
 
-	"cucriu/internal/durable"
-	"cucriu/internal/quote"
+	"cucriu/internal/kit/durable"
+	"cucriu/internal/kit/quote"
 )
 
 // Severity says what a finding means for a dump or a restore.

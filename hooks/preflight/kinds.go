@@ -5,7 +5,7 @@ import (
 	"slices"
 	"strings"
 
-	"cucriu/internal/drivers"
+	"cucriu/internal/kit/drivers"
 )
 
 // The names of the findings. They are part of the interface: scripts match them, and the user

@@ -8,7 +8,7 @@ import (
 	"os"
 	"slices"
 
-	"cucriu/internal/proc"
+	"cucriu/internal/kit/proc"
 )
 
 const (

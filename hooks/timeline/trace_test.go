@@ -3,7 +3,7 @@ package timeline
 import (
 	"testing"
 
-	"cucriu/internal/proc"
+	"cucriu/internal/kit/proc"
 )
 
 func FuzzParseTimeline(f *testing.F) {

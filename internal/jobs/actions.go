@@ -13,7 +13,7 @@ import (
 
 	"cucriu/internal/jobs/life"
 	"cucriu/internal/jobs/store"
-	"cucriu/internal/proc"
+	"cucriu/internal/kit/proc"
 )
 
 // do executes an action.

@@ -16,10 +16,10 @@ import (
 	"golang.org/x/sys/unix"
 
 	"cucriu/hooks/checkpoint"
-	"cucriu/internal/fault"
 	"cucriu/internal/jobs/files"
 	"cucriu/internal/jobs/sandbox"
-	"cucriu/internal/proc"
+	"cucriu/internal/kit/fault"
+	"cucriu/internal/kit/proc"
 )
 
 // adoptedRecord makes the record of a job that runs already.

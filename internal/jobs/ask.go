@@ -15,8 +15,8 @@ import (
 	"golang.org/x/sys/unix"
 
 	"cucriu/hooks/preflight"
-	"cucriu/internal/fault"
-	"cucriu/internal/proc"
+	"cucriu/internal/kit/fault"
+	"cucriu/internal/kit/proc"
 )
 
 // ErrNoSupervisor says that no supervisor on this host takes care of a job.

@@ -15,7 +15,7 @@ import (
 
 	"cucriu/hooks/preflight"
 	"cucriu/internal/jobs/life"
-	"cucriu/internal/proc"
+	"cucriu/internal/kit/proc"
 )
 
 // newJobDir makes the directory of a job that this host knows by a name.

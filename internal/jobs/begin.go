@@ -12,13 +12,13 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"cucriu/internal/first"
-	"cucriu/internal/guest"
 	"cucriu/internal/jobs/inside"
 	"cucriu/internal/jobs/job"
 	"cucriu/internal/jobs/sandbox"
-	"cucriu/internal/proc"
-	"cucriu/internal/rundir"
+	"cucriu/internal/kit/first"
+	"cucriu/internal/kit/guest"
+	"cucriu/internal/kit/proc"
+	"cucriu/internal/kit/rundir"
 )
 
 // firstPID is where the pids of a job begin. Those below are for the sandbox's own programs.

@@ -13,15 +13,15 @@ import (
 	"golang.org/x/sys/unix"
 
 	"cucriu/hooks/preflight"
-	"cucriu/internal/durable"
-	"cucriu/internal/failpoint"
-	"cucriu/internal/imagedir"
 	"cucriu/internal/jobs/files"
 	"cucriu/internal/jobs/inside"
 	"cucriu/internal/jobs/sandbox"
 	"cucriu/internal/jobs/store"
-	"cucriu/internal/proc"
-	"cucriu/internal/units"
+	"cucriu/internal/kit/durable"
+	"cucriu/internal/kit/failpoint"
+	"cucriu/internal/kit/imagedir"
+	"cucriu/internal/kit/proc"
+	"cucriu/internal/kit/units"
 )
 
 // checkpointer makes checkpoints of the running job, and keeps the store in order.

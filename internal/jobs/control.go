@@ -14,10 +14,10 @@ import (
 	"time"
 
 	"cucriu/hooks/preflight"
-	"cucriu/internal/fault"
 	"cucriu/internal/jobs/life"
 	"cucriu/internal/jobs/store"
-	"cucriu/internal/proc"
+	"cucriu/internal/kit/fault"
+	"cucriu/internal/kit/proc"
 )
 
 // What people ask of a job that runs goes to its supervisor, over a socket in the folder of the

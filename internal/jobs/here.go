@@ -14,7 +14,7 @@ import (
 	"cucriu/hooks/checkpoint"
 	"cucriu/hooks/preflight"
 	"cucriu/internal/jobs/sandbox"
-	"cucriu/internal/proc"
+	"cucriu/internal/kit/proc"
 )
 
 // isOtherUsers reports whether the job runs as another user than this program.

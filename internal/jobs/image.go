@@ -12,11 +12,11 @@ import (
 	"cucriu/hooks"
 	"cucriu/hooks/checkpoint"
 	"cucriu/hooks/preflight"
-	"cucriu/internal/criuimage"
-	"cucriu/internal/imagedir"
 	"cucriu/internal/jobs/files"
 	"cucriu/internal/jobs/job"
 	"cucriu/internal/jobs/store"
+	"cucriu/internal/kit/criuimage"
+	"cucriu/internal/kit/imagedir"
 )
 
 // RestoreCut is [checkpoint.Restore] that first cuts files which the job was writing at their end

@@ -13,8 +13,8 @@ import (
 	"cucriu/internal/jobs/inside"
 	"cucriu/internal/jobs/job"
 	"cucriu/internal/jobs/sandbox"
-	"cucriu/internal/proc"
-	"cucriu/internal/self"
+	"cucriu/internal/kit/proc"
+	"cucriu/internal/kit/self"
 )
 
 // instance is the job as it runs on this host.

@@ -16,13 +16,13 @@ import (
 	"github.com/google/renameio/v2"
 	"golang.org/x/sys/unix"
 
-	"cucriu/internal/durable"
-	"cucriu/internal/fault"
-	"cucriu/internal/imagedir"
 	"cucriu/internal/jobs/sandbox"
 	"cucriu/internal/jobs/store"
-	"cucriu/internal/proc"
-	"cucriu/internal/rundir"
+	"cucriu/internal/kit/durable"
+	"cucriu/internal/kit/fault"
+	"cucriu/internal/kit/imagedir"
+	"cucriu/internal/kit/proc"
+	"cucriu/internal/kit/rundir"
 )
 
 // lease is the right to run the job of a directory. It is taken in this order, and each mark is there

@@ -13,7 +13,7 @@ import (
 	"cucriu/internal/jobs/life"
 	"cucriu/internal/jobs/sandbox"
 	"cucriu/internal/jobs/store"
-	"cucriu/internal/records"
+	"cucriu/internal/kit/records"
 )
 
 // openedCore is the core of a supervisor that owns the store of its directory.

@@ -17,10 +17,10 @@ import (
 	"cucriu/internal/jobs/inside"
 	"cucriu/internal/jobs/sandbox"
 	"cucriu/internal/jobs/store"
-	"cucriu/internal/proc"
-	"cucriu/internal/records"
-	"cucriu/internal/rundir"
-	"cucriu/internal/units"
+	"cucriu/internal/kit/proc"
+	"cucriu/internal/kit/records"
+	"cucriu/internal/kit/rundir"
+	"cucriu/internal/kit/units"
 )
 
 // State says what a long job does on this host.

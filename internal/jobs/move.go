@@ -11,11 +11,11 @@ import (
 
 	"github.com/gofrs/flock"
 
-	"cucriu/internal/failpoint"
-	"cucriu/internal/fault"
 	"cucriu/internal/jobs/life"
-	"cucriu/internal/proc"
-	"cucriu/internal/records"
+	"cucriu/internal/kit/failpoint"
+	"cucriu/internal/kit/fault"
+	"cucriu/internal/kit/proc"
+	"cucriu/internal/kit/records"
 )
 
 // A job that moves to another host has a record in its directory on both hosts. It says where the

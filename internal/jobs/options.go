@@ -7,7 +7,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"cucriu/internal/pages"
+	"cucriu/internal/kit/pages"
 )
 
 // Options say how a long job is run.

@@ -9,7 +9,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"cucriu/internal/proc"
+	"cucriu/internal/kit/proc"
 )
 
 // The command of a job may end while other processes of the job run: servers that it has started, and what it

@@ -14,14 +14,14 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"cucriu/internal/fault"
-	"cucriu/internal/first"
-	"cucriu/internal/guest"
 	"cucriu/internal/jobs/job"
 	"cucriu/internal/jobs/sandbox"
 	"cucriu/internal/jobs/store"
-	"cucriu/internal/proc"
-	"cucriu/internal/records"
+	"cucriu/internal/kit/fault"
+	"cucriu/internal/kit/first"
+	"cucriu/internal/kit/guest"
+	"cucriu/internal/kit/proc"
+	"cucriu/internal/kit/records"
 )
 
 const recordName = job.RecordName // in the directory of the job

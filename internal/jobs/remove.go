@@ -13,10 +13,10 @@ import (
 
 	"cucriu/hooks"
 	"cucriu/hooks/preflight"
-	"cucriu/internal/durable"
-	"cucriu/internal/fault"
 	"cucriu/internal/jobs/inside"
 	"cucriu/internal/jobs/store"
+	"cucriu/internal/kit/durable"
+	"cucriu/internal/kit/fault"
 )
 
 // Removal says what to remove of a job, and what was removed.

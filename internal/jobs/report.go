@@ -12,10 +12,10 @@ import (
 	"sync"
 	"time"
 
-	"cucriu/internal/failpoint"
 	"cucriu/internal/jobs/inside"
-	"cucriu/internal/proc"
-	"cucriu/internal/quote"
+	"cucriu/internal/kit/failpoint"
+	"cucriu/internal/kit/proc"
+	"cucriu/internal/kit/quote"
 )
 
 const eventsName = "events.jsonl" // in the directory of the job

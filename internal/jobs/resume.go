@@ -17,17 +17,17 @@ import (
 	"golang.org/x/sys/unix"
 
 	"cucriu/hooks/preflight"
-	"cucriu/internal/criuimage"
-	"cucriu/internal/fault"
-	"cucriu/internal/first"
-	"cucriu/internal/guest"
 	"cucriu/internal/jobs/files"
 	"cucriu/internal/jobs/inside"
 	"cucriu/internal/jobs/job"
 	"cucriu/internal/jobs/sandbox"
 	"cucriu/internal/jobs/store"
-	"cucriu/internal/proc"
-	"cucriu/internal/units"
+	"cucriu/internal/kit/criuimage"
+	"cucriu/internal/kit/fault"
+	"cucriu/internal/kit/first"
+	"cucriu/internal/kit/guest"
+	"cucriu/internal/kit/proc"
+	"cucriu/internal/kit/units"
 )
 
 // resumeNewest resumes the newest checkpoint that can be restored. What this host refuses would

@@ -13,12 +13,12 @@ import (
 	"golang.org/x/sys/unix"
 
 	"cucriu/hooks/preflight"
-	"cucriu/internal/durable"
 	"cucriu/internal/jobs/inside"
 	"cucriu/internal/jobs/sandbox"
 	"cucriu/internal/jobs/store"
-	"cucriu/internal/proc"
-	"cucriu/internal/records"
+	"cucriu/internal/kit/durable"
+	"cucriu/internal/kit/proc"
+	"cucriu/internal/kit/records"
 	"cucriu/internal/testenv"
 )
 

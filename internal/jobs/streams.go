@@ -14,7 +14,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"cucriu/internal/jobs/sandbox"
-	"cucriu/internal/proc"
+	"cucriu/internal/kit/proc"
 )
 
 // console joins our terminal to the one that the job has of its own. Keys go there as they are, so

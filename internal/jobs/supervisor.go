@@ -20,7 +20,7 @@ import (
 	"cucriu/internal/jobs/life"
 	"cucriu/internal/jobs/sandbox"
 	"cucriu/internal/jobs/store"
-	"cucriu/internal/proc"
+	"cucriu/internal/kit/proc"
 )
 
 // supervisor takes care of one job. Its loop gives every event to [life.State.On], and executes the

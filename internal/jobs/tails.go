@@ -6,7 +6,7 @@ import (
 	"slices"
 
 	"cucriu/internal/jobs/files"
-	"cucriu/internal/records"
+	"cucriu/internal/kit/records"
 )
 
 // What is newer in the job's files than the checkpoint from which it resumes is kept beside them.

@@ -15,8 +15,8 @@ import (
 	"cucriu/hooks/config"
 	"cucriu/internal/jobs"
 	"cucriu/internal/jobs/store"
+	"cucriu/internal/kit/rundir"
 	"cucriu/internal/migrate/commit"
-	"cucriu/internal/rundir"
 	"cucriu/internal/testenv"
 )
 

@@ -8,7 +8,7 @@ import (
 
 	"cucriu/hooks/checkpoint"
 	"cucriu/hooks/preflight"
-	"cucriu/internal/drivers"
+	"cucriu/internal/kit/drivers"
 	"cucriu/internal/migrate/predict"
 	"cucriu/internal/migrate/wire"
 )

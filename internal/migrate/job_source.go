@@ -14,11 +14,11 @@ import (
 
 	"cucriu/hooks"
 	"cucriu/hooks/preflight"
-	"cucriu/internal/first"
-	"cucriu/internal/guest"
 	"cucriu/internal/jobs"
 	"cucriu/internal/jobs/life"
 	"cucriu/internal/jobs/store"
+	"cucriu/internal/kit/first"
+	"cucriu/internal/kit/guest"
 	"cucriu/internal/migrate/commit"
 	"cucriu/internal/migrate/prepare"
 )

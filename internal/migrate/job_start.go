@@ -16,7 +16,7 @@ import (
 	"cucriu/hooks"
 	"cucriu/internal/jobs"
 	"cucriu/internal/jobs/store"
-	"cucriu/internal/self"
+	"cucriu/internal/kit/self"
 )
 
 // errUnclear says that it cannot be told whether a job runs or has run.

@@ -13,10 +13,10 @@ import (
 
 	"cucriu/hooks"
 	"cucriu/hooks/checkpoint"
-	"cucriu/internal/durable"
 	"cucriu/internal/jobs/files"
-	"cucriu/internal/jsonlines"
-	"cucriu/internal/netlock"
+	"cucriu/internal/kit/durable"
+	"cucriu/internal/kit/jsonlines"
+	"cucriu/internal/kit/netlock"
 )
 
 // madeRecord is what the destination keeps of the files and directories that it makes for a job, and of the

@@ -11,10 +11,10 @@ import (
 	"cucriu/hooks"
 	"cucriu/hooks/checkpoint"
 	"cucriu/hooks/config"
-	"cucriu/internal/imagedir"
+	"cucriu/internal/core/journal"
 	"cucriu/internal/jobs/files"
-	"cucriu/internal/journal"
-	"cucriu/internal/proc"
+	"cucriu/internal/kit/imagedir"
+	"cucriu/internal/kit/proc"
 )
 
 // TestWhatWasMadeGoesUnlessTheJobMayRunHere: a job that runs never loses its files.

@@ -10,9 +10,9 @@ import (
 
 	"cucriu/hooks/timeline"
 	"cucriu/internal/jobs/store"
+	"cucriu/internal/kit/netlock"
 	"cucriu/internal/migrate/commit"
 	"cucriu/internal/migrate/prepare"
-	"cucriu/internal/netlock"
 )
 
 // protocolVersion is that of the protocol between the two programs. Both must have the same.

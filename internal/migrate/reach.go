@@ -4,7 +4,7 @@ import (
 	"context"
 	"strings"
 
-	"cucriu/internal/failpoint"
+	"cucriu/internal/kit/failpoint"
 )
 
 // reach lets the tests make something go wrong at a point of a migration. It does nothing in a

@@ -14,11 +14,11 @@ import (
 	"cucriu/hooks/checkpoint"
 	"cucriu/hooks/preflight"
 	"cucriu/hooks/timeline"
-	"cucriu/internal/fault"
+	"cucriu/internal/kit/fault"
+	"cucriu/internal/kit/proc"
 	"cucriu/internal/migrate/commit"
 	"cucriu/internal/migrate/prepare"
 	"cucriu/internal/migrate/wire"
-	"cucriu/internal/proc"
 )
 
 // ReceiveOptions say how a destination receives a job.

@@ -11,8 +11,8 @@ import (
 
 	"github.com/gofrs/flock"
 
-	"cucriu/internal/durable"
-	"cucriu/internal/records"
+	"cucriu/internal/kit/durable"
+	"cucriu/internal/kit/records"
 )
 
 // record is what the source of a process tree keeps of a migration until the destination knows what

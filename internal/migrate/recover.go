@@ -11,9 +11,9 @@ import (
 	"cucriu/hooks"
 	"cucriu/hooks/checkpoint"
 	"cucriu/hooks/preflight"
-	"cucriu/internal/durable"
-	"cucriu/internal/fault"
 	"cucriu/internal/jobs"
+	"cucriu/internal/kit/durable"
+	"cucriu/internal/kit/fault"
 	"cucriu/internal/migrate/commit"
 )
 

@@ -13,11 +13,11 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"cucriu/internal/failpoint"
 	"cucriu/internal/jobs/job"
+	"cucriu/internal/kit/failpoint"
+	"cucriu/internal/kit/proc"
+	"cucriu/internal/kit/version"
 	"cucriu/internal/migrate/wire"
-	"cucriu/internal/proc"
-	"cucriu/internal/version"
 )
 
 // remote is a program at the other host, and the connection with it.

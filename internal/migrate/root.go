@@ -7,7 +7,7 @@ import (
 
 	"cucriu/hooks/checkpoint"
 	"cucriu/internal/jobs"
-	"cucriu/internal/proc"
+	"cucriu/internal/kit/proc"
 )
 
 // checkRoot refuses what cannot move as a tree of processes.

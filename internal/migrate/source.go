@@ -12,7 +12,7 @@ import (
 	"cucriu/hooks/checkpoint"
 	"cucriu/hooks/preflight"
 	"cucriu/hooks/timeline"
-	"cucriu/internal/failpoint"
+	"cucriu/internal/kit/failpoint"
 	"cucriu/internal/migrate/commit"
 	"cucriu/internal/migrate/wire"
 )

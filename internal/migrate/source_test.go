@@ -9,8 +9,8 @@ import (
 	"time"
 
 	"cucriu/hooks"
+	"cucriu/internal/core/watch"
 	"cucriu/internal/migrate/commit"
-	"cucriu/internal/watch"
 )
 
 // fakeJob is a job that leaves, and notes what is asked of it.

@@ -10,7 +10,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"cucriu/hooks/checkpoint"
-	"cucriu/internal/durable"
+	"cucriu/internal/kit/durable"
 )
 
 const stagePrefix = "cucriu-migration-"

@@ -18,12 +18,12 @@ import (
 	"cucriu/hooks"
 	"cucriu/hooks/checkpoint"
 	"cucriu/hooks/preflight"
-	"cucriu/internal/criuimage"
 	"cucriu/internal/jobs/files"
+	"cucriu/internal/kit/criuimage"
+	"cucriu/internal/kit/netlock"
 	"cucriu/internal/migrate/commit"
 	"cucriu/internal/migrate/prepare"
 	"cucriu/internal/migrate/wire"
-	"cucriu/internal/netlock"
 )
 
 // heldTree is a process tree on its way to this host, as the journal of the hooks has it.

@@ -18,14 +18,14 @@ import (
 	"cucriu/hooks/checkpoint"
 	"cucriu/hooks/preflight"
 	"cucriu/hooks/timeline"
-	"cucriu/internal/criuimage"
-	"cucriu/internal/imagedir"
+	"cucriu/internal/kit/criuimage"
+	"cucriu/internal/kit/imagedir"
+	"cucriu/internal/kit/netlock"
+	"cucriu/internal/kit/proc"
+	"cucriu/internal/kit/rundir"
 	"cucriu/internal/migrate/commit"
 	"cucriu/internal/migrate/delta"
 	"cucriu/internal/migrate/prepare"
-	"cucriu/internal/netlock"
-	"cucriu/internal/proc"
-	"cucriu/internal/rundir"
 )
 
 // treeSource is the source's side of the migration of a process tree.

@@ -12,7 +12,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"cucriu/internal/imagedir"
+	"cucriu/internal/kit/imagedir"
 )
 
 // The exit statuses of the cucriu command.

@@ -12,7 +12,7 @@ import (
 	"time"
 
 	"cucriu/criuutil"
-	"cucriu/internal/proc"
+	"cucriu/internal/kit/proc"
 )
 
 // CriuRun is the result of a criu that has ended.

@@ -69,7 +69,7 @@ func Guest(t testing.TB) string {
 	if RealDriver() {
 		name = "guest"
 	}
-	return Artefact(t, "make guest", "internal", "guest", "built", name+"-"+runtime.GOARCH+".so")
+	return Artefact(t, "make guest", "internal", "kit", "guest", "built", name+"-"+runtime.GOARCH+".so")
 }
 
 // WithGuest returns a command below which a program has it.

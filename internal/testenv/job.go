@@ -16,7 +16,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"cucriu/internal/proc"
+	"cucriu/internal/kit/proc"
 )
 
 // Job is a workload: a process tree with CUDA. It lives on across dump and restore, on any

@@ -12,7 +12,7 @@ import (
 	"time"
 
 	"cucriu/cudackpt"
-	"cucriu/internal/proc"
+	"cucriu/internal/kit/proc"
 )
 
 // Running lists the processes in this pid namespace that run a program. It includes those

@@ -6,9 +6,9 @@ import (
 	"golang.org/x/sys/unix"
 
 	"cucriu/cudackpt"
-	"cucriu/internal/failpoint"
-	"cucriu/internal/journal"
-	"cucriu/internal/proc"
+	"cucriu/internal/core/journal"
+	"cucriu/internal/kit/failpoint"
+	"cucriu/internal/kit/proc"
 )
 
 // Sessions lists the host's sessions, the oldest first.

@@ -14,7 +14,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"cucriu/internal/proc"
+	"cucriu/internal/kit/proc"
 )
 
 // minEach is the least GPU memory of a process: a part that changes at each tick, and a

@@ -13,7 +13,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"cucriu/criuutil"
-	"cucriu/internal/proc"
+	"cucriu/internal/kit/proc"
 )
 
 // machine describes where the measurements were made, as names and values.

@@ -11,7 +11,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"cucriu/hooks/timeline"
-	"cucriu/internal/journal"
+	"cucriu/internal/core/journal"
 )
 
 // trial is one dump and one restore of a job of its own.

@@ -30,7 +30,7 @@ func (o options) actionScript(mode string) string {
 // environment returns what a job is started with in a mode.
 func (o options) environment(mode string) []string {
 	if mode == modeGuest {
-		return []string{"LD_PRELOAD=" + o.artefact("internal", "guest", "built", "guest-"+runtime.GOARCH+".so")}
+		return []string{"LD_PRELOAD=" + o.artefact("internal", "kit", "guest", "built", "guest-"+runtime.GOARCH+".so")}
 	}
 	return nil
 }

@@ -10,7 +10,7 @@ import (
 	"testing"
 
 	"cucriu/hooks/preflight"
-	"cucriu/internal/proc"
+	"cucriu/internal/kit/proc"
 	"cucriu/internal/testenv"
 )
 

@@ -14,9 +14,9 @@ import (
 	"golang.org/x/sys/unix"
 
 	"cucriu/hooks/preflight"
-	"cucriu/internal/imagedir"
-	"cucriu/internal/inject"
-	"cucriu/internal/proc"
+	"cucriu/internal/kit/imagedir"
+	"cucriu/internal/kit/inject"
+	"cucriu/internal/kit/proc"
 	"cucriu/internal/testenv"
 )
 

@@ -13,7 +13,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"cucriu/hooks/preflight"
-	"cucriu/internal/inject"
+	"cucriu/internal/kit/inject"
 	"cucriu/internal/testenv"
 )
 

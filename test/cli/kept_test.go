@@ -12,7 +12,7 @@ import (
 	"unicode/utf8"
 
 	"cucriu/hooks/checkpoint"
-	"cucriu/internal/journal"
+	"cucriu/internal/core/journal"
 	"cucriu/internal/testenv"
 )
 

@@ -7,7 +7,7 @@ import (
 	"testing"
 
 	"cucriu/hooks/image"
-	"cucriu/internal/imagedir"
+	"cucriu/internal/kit/imagedir"
 	"cucriu/internal/testenv"
 )
 

@@ -11,8 +11,8 @@ import (
 	"golang.org/x/sys/unix"
 
 	"cucriu/cudackpt"
-	"cucriu/internal/journal"
-	"cucriu/internal/proc"
+	"cucriu/internal/core/journal"
+	"cucriu/internal/kit/proc"
 	"cucriu/internal/testenv"
 )
 

@@ -12,7 +12,7 @@ import (
 	"time"
 
 	"cucriu/cudackpt"
-	"cucriu/internal/inject"
+	"cucriu/internal/kit/inject"
 )
 
 // A controller that can be killed is a process of its own: the test program again. It

@@ -12,8 +12,8 @@ import (
 	"golang.org/x/sys/unix"
 
 	"cucriu/cudackpt"
-	"cucriu/internal/inject"
-	"cucriu/internal/proc"
+	"cucriu/internal/kit/inject"
+	"cucriu/internal/kit/proc"
 	"cucriu/internal/testenv"
 )
 

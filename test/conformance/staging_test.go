@@ -8,8 +8,8 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"cucriu/internal/inject"
-	"cucriu/internal/proc"
+	"cucriu/internal/kit/inject"
+	"cucriu/internal/kit/proc"
 )
 
 // stagesAtOnce checkpoints a target and reports how the driver maps the memory for it. The

@@ -10,7 +10,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"cucriu/internal/nvrm"
+	"cucriu/internal/kit/nvrm"
 	"cucriu/internal/testenv"
 )
 

@@ -9,7 +9,7 @@ import (
 	"path/filepath"
 	"strings"
 
-	"cucriu/internal/nvrm"
+	"cucriu/internal/kit/nvrm"
 )
 
 // peerCases are about GPUs of one process that access one another's memory. The driver

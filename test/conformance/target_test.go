@@ -19,7 +19,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"cucriu/cudackpt"
-	"cucriu/internal/proc"
+	"cucriu/internal/kit/proc"
 	"cucriu/internal/testenv"
 )
 

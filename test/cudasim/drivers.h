@@ -1,4 +1,4 @@
-/* drivers.h: written by go test ./internal/drivers -update. What is known of drivers is there. */
+/* drivers.h: written by go test ./internal/kit/drivers -update. What is known of drivers is there. */
 #ifndef CUDASIM_DRIVERS_H
 #define CUDASIM_DRIVERS_H
 

@@ -16,7 +16,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"cucriu/hooks/timeline"
-	"cucriu/internal/journal"
+	"cucriu/internal/core/journal"
 	"cucriu/internal/testenv"
 )
 

@@ -14,9 +14,9 @@ import (
 
 	"cucriu/cudackpt"
 	"cucriu/hooks/timeline"
-	"cucriu/internal/imagedir"
-	"cucriu/internal/inject"
-	"cucriu/internal/pages"
+	"cucriu/internal/kit/imagedir"
+	"cucriu/internal/kit/inject"
+	"cucriu/internal/kit/pages"
 	"cucriu/internal/testenv"
 )
 

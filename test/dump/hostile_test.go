@@ -13,10 +13,10 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"cucriu/internal/imagedir"
-	"cucriu/internal/inspect"
-	"cucriu/internal/journal"
-	"cucriu/internal/proc"
+	"cucriu/internal/core/inspect"
+	"cucriu/internal/core/journal"
+	"cucriu/internal/kit/imagedir"
+	"cucriu/internal/kit/proc"
 	"cucriu/internal/testenv"
 )
 

@@ -6,7 +6,7 @@ import (
 	"testing"
 
 	"cucriu/hooks/preflight"
-	"cucriu/internal/imagedir"
+	"cucriu/internal/kit/imagedir"
 	"cucriu/internal/testenv"
 )
 

@@ -11,7 +11,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"cucriu/hooks/preflight"
-	"cucriu/internal/proc"
+	"cucriu/internal/kit/proc"
 	"cucriu/internal/testenv"
 )
 

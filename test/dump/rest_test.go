@@ -6,7 +6,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"cucriu/internal/inject"
+	"cucriu/internal/kit/inject"
 	"cucriu/internal/testenv"
 )
 

@@ -8,7 +8,7 @@ import (
 
 	"cucriu/hooks/image"
 	"cucriu/hooks/timeline"
-	"cucriu/internal/journal"
+	"cucriu/internal/core/journal"
 	"cucriu/internal/testenv"
 )
 

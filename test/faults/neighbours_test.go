@@ -9,7 +9,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"cucriu/internal/journal"
+	"cucriu/internal/core/journal"
 	"cucriu/internal/testenv"
 )
 

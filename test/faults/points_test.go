@@ -33,7 +33,7 @@ func TestEveryPointIsARow(t *testing.T) {
 	literal := regexp.MustCompile(`(?:Failpoint|failpoint\.Hit)\([^"\n]*"((?:dump|restore)\.[^"]+)"[,)]`)
 	step := regexp.MustCompile(`(?m)^\tStep\w+ +Step = "([^"]+)"`)
 	for _, dir := range []string{"stages", "engine", "watch", "session", "journal"} {
-		files, err := filepath.Glob(filepath.Join(root, "internal", dir, "*.go"))
+		files, err := filepath.Glob(filepath.Join(root, "internal/core", dir, "*.go"))
 		if err != nil || len(files) == 0 {
 			t.Fatalf("%s: %v, %d files", dir, err, len(files))
 		}
@@ -60,7 +60,7 @@ func TestEveryPointIsARow(t *testing.T) {
 	if len(points) < 30 {
 		t.Fatalf("only %d points were found, so the test shows little: %v", len(points), points)
 	}
-	wayBack, err := os.ReadFile(filepath.Join(root, "internal/engine/back.go"))
+	wayBack, err := os.ReadFile(filepath.Join(root, "internal/core/engine/back.go"))
 	if err != nil {
 		t.Fatal(err)
 	}

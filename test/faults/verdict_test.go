@@ -8,8 +8,8 @@ import (
 	"strings"
 	"time"
 
-	"cucriu/internal/imagedir"
-	"cucriu/internal/journal"
+	"cucriu/internal/core/journal"
+	"cucriu/internal/kit/imagedir"
 	"cucriu/internal/testenv"
 )
 

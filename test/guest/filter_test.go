@@ -10,7 +10,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"cucriu/internal/guest"
+	"cucriu/internal/kit/guest"
 	"cucriu/internal/testenv"
 )
 

@@ -15,7 +15,7 @@ import (
 	"time"
 
 	"cucriu/hooks/preflight"
-	"cucriu/internal/guest"
+	"cucriu/internal/kit/guest"
 	"cucriu/internal/testenv"
 )
 

@@ -8,7 +8,7 @@ import (
 	"testing"
 
 	"cucriu/cudackpt"
-	"cucriu/internal/agent"
+	"cucriu/internal/core/agent"
 	"cucriu/internal/testenv"
 )
 

@@ -14,8 +14,8 @@ import (
 	"golang.org/x/sys/unix"
 
 	"cucriu/cudackpt"
-	"cucriu/internal/agent"
-	"cucriu/internal/proc"
+	"cucriu/internal/core/agent"
+	"cucriu/internal/kit/proc"
 	"cucriu/internal/testenv"
 )
 

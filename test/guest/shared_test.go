@@ -16,8 +16,8 @@ import (
 	"golang.org/x/sys/unix"
 
 	"cucriu/hooks/preflight"
-	"cucriu/internal/agent"
-	"cucriu/internal/proc"
+	"cucriu/internal/core/agent"
+	"cucriu/internal/kit/proc"
 	"cucriu/internal/testenv"
 )
 

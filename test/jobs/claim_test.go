@@ -7,7 +7,7 @@ import (
 	"strings"
 	"testing"
 
-	"cucriu/internal/proc"
+	"cucriu/internal/kit/proc"
 	"cucriu/internal/testenv"
 )
 

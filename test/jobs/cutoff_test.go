@@ -8,7 +8,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"cucriu/internal/jobs/inside"
-	"cucriu/internal/proc"
+	"cucriu/internal/kit/proc"
 	"cucriu/internal/testenv"
 )
 

@@ -1,56 +1,85 @@
-// Package layers checks the order in which packages may import each other.
+// Package layers checks which packages may import each other. The folders say on which floor a package is:
+//
+//	cmd                the commands
+//	internal/migrate   moves                                  ┐ two houses, which know
+//	internal/jobs      long jobs, and jobs from an image      ┘ others by their doors
+//	hooks, hooks/checkpoint                  the door
+//	hooks/config, image, preflight, timeline what the door is told, and what it shows
+//	internal/core      one dump or restore
+//	internal/kit, cudackpt, criuutil         the tools
+//
+// Inside a floor, Go itself allows no cycles. Tests, and what helps them, may import anything.
 package layers
 
 import (
 	"bytes"
 	"encoding/json"
 	"errors"
+	"go/ast"
+	"go/parser"
+	"go/token"
 	"io"
 	"os/exec"
+	"path/filepath"
 	"slices"
+	"strconv"
 	"strings"
 	"testing"
 )
 
-// layers lists the packages from the top down. A package may import only packages in layers
-// below its own, so that a change affects only what is above it.
-var layers = [][]string{
-	{"cmd/cucriu", "cmd/cucriu-hook", "cmd/cuda-checkpoint", "test/bench", "test/bench/serial-hook", "test/conformance", "test/gocriu"},
-	{"internal/testenv/hosts"},
-	{"internal/testenv"},
-	{"internal/migrate"},
-	{"internal/jobs", "internal/migrate/delta"},
-	{"internal/jobs/inside"},
-	{"internal/jobs/files", "internal/jobs/sandbox", "internal/migrate/prepare"},
-	{"internal/jobs/job"},
-	{"hooks/checkpoint"},
-	{"hooks"},
-	{"internal/stages"},
-	{"internal/watch"},
-	{"internal/engine"},
-	{"internal/session"},
-	{"internal/journal"},
-	{"internal/jobs/store", "internal/inspect"},
-	{"internal/gpumap"},
-	{"hooks/config"},
-	{"hooks/image"},
-	{"internal/imagedir"},
-	{"internal/agent", "internal/migrate/wire", "hooks/preflight", "hooks/timeline"},
-	{
-		"cudackpt", "criuutil", "internal/criuimage", "internal/inject", "internal/inventory", "internal/netlock",
-		"internal/nvrm", "internal/pages", "internal/failpoint",
-	},
-	{"hooks/preflight", "internal/first", "internal/guest", "internal/pagemap", "internal/proc", "internal/records", "internal/rundir"},
-	{"internal/durable"},
-	{"internal/fault", "internal/jobs/life", "internal/migrate/commit", "internal/migrate/predict", "internal/jsonlines", "internal/testenv/quick", "internal/testenv/reaper", "internal/self", "internal/units", "internal/version"},
-	{"internal/drivers", "internal/quote"},
+type floor string
+
+const (
+	commands floor = "the commands"
+	migrate  floor = "migration"
+	jobs     floor = "long jobs"
+	door     floor = "the door"
+	shown    floor = "what the door shows"
+	core     floor = "the core"
+	kit      floor = "the kit"
+	free     floor = "tests"
+)
+
+// mayImport lists the floors of which each may import packages.
+var mayImport = map[floor][]floor{
+	commands: {commands, migrate, jobs, door, shown, kit},
+	migrate:  {migrate, jobs, door, shown, kit},
+	jobs:     {jobs, door, shown, kit},
+	door:     {door, shown, core, kit},
+	shown:    {shown, kit},
+	core:     {core, shown, kit},
+	kit:      {kit},
 }
 
-func layerOf(name string) int {
-	return slices.IndexFunc(layers, func(layer []string) bool { return slices.Contains(layer, name) })
+// floorOf returns the floor of a package, which is named without the module. It is empty if the folder is none of those
+// above.
+func floorOf(name string) floor {
+	in := func(dirs ...string) bool {
+		return slices.ContainsFunc(dirs, func(dir string) bool { return name == dir || strings.HasPrefix(name, dir+"/") })
+	}
+	switch {
+	case in("cmd"):
+		return commands
+	case in("internal/migrate"):
+		return migrate
+	case in("internal/jobs"):
+		return jobs
+	case name == "hooks" || name == "hooks/checkpoint":
+		return door
+	case in("hooks"):
+		return shown
+	case in("internal/core"):
+		return core
+	case in("internal/kit", "cudackpt", "criuutil"):
+		return kit
+	case in("test", "internal/testenv", "docs", "scripts"):
+		return free
+	}
+	return ""
 }
 
 type goPackage struct {
+	Dir        string
 	ImportPath string
 	GoFiles    []string
 	Imports    []string
@@ -59,7 +88,8 @@ type goPackage struct {
 // packages returns the packages of this module that contain more than tests.
 func packages(t *testing.T) []goPackage {
 	t.Helper()
-	out, err := exec.Command("go", "list", "-json=ImportPath,GoFiles,Imports", "-tags", "failpoint", "cucriu/...").Output()
+	const fields = "-json=Dir,ImportPath,GoFiles,Imports"
+	out, err := exec.Command("go", "list", fields, "-tags", "failpoint", "cucriu/...").Output()
 	if err != nil {
 		t.Fatalf("go list: %v", err)
 	}
@@ -77,27 +107,17 @@ func packages(t *testing.T) []goPackage {
 	}
 }
 
-func TestImportsRunDownwardsOnly(t *testing.T) {
-	found := make(map[string]bool)
+func TestImportsStayWithinTheirFloors(t *testing.T) {
 	for _, p := range packages(t) {
 		name := strings.TrimPrefix(p.ImportPath, "cucriu/")
-		found[name] = true
-		layer := layerOf(name)
-		if layer < 0 {
-			t.Errorf("%s is in no layer: give it one", name)
-			continue
+		from := floorOf(name)
+		if from == "" {
+			t.Errorf("%s is on no floor: see the head of this file", name)
 		}
 		for _, imported := range p.Imports {
-			below, ours := strings.CutPrefix(imported, "cucriu/")
-			if ours && layerOf(below) <= layer {
-				t.Errorf("%s imports %s, which is not below it", name, below)
-			}
-		}
-	}
-	for _, layer := range layers {
-		for _, name := range layer {
-			if !found[name] {
-				t.Errorf("%s is in a layer, and there is no such package", name)
+			to, ours := strings.CutPrefix(imported, "cucriu/")
+			if ours && from != free && !slices.Contains(mayImport[from], floorOf(to)) {
+				t.Errorf("%s (%s) imports %s (%s)", name, from, to, floorOf(to))
 			}
 		}
 	}
@@ -114,4 +134,70 @@ func TestCUDAAndCRIUDoNotKnowEachOther(t *testing.T) {
 			}
 		}
 	}
+}
+
+// TestTheDoorShowsNoInternalTypes: whoever imports the packages below hooks can name all that they show.
+func TestTheDoorShowsNoInternalTypes(t *testing.T) {
+	for _, p := range packages(t) {
+		if name := strings.TrimPrefix(p.ImportPath, "cucriu/"); floorOf(name) != door && floorOf(name) != shown {
+			continue
+		}
+		for _, name := range p.GoFiles {
+			files := token.NewFileSet()
+			file, err := parser.ParseFile(files, filepath.Join(p.Dir, name), nil, 0)
+			if err != nil {
+				t.Fatal(err)
+			}
+			for _, where := range internalTypes(file) {
+				t.Errorf("%v: shows a type of an internal package", files.Position(where))
+			}
+		}
+	}
+}
+
+// internalTypes returns where what a file exports names types of internal packages.
+func internalTypes(file *ast.File) (found []token.Pos) {
+	internal := make(map[string]bool) // by the name of the package
+	for _, spec := range file.Imports {
+		if path, _ := strconv.Unquote(spec.Path.Value); strings.HasPrefix(path, "cucriu/internal/") {
+			internal[filepath.Base(path)] = true
+		}
+	}
+	look := func(in ast.Node) {
+		ast.Inspect(in, func(n ast.Node) bool {
+			switch n := n.(type) {
+			case *ast.StructType:
+				n.Fields.List = slices.DeleteFunc(slices.Clone(n.Fields.List), func(f *ast.Field) bool {
+					return len(f.Names) > 0 && !slices.ContainsFunc(f.Names, (*ast.Ident).IsExported)
+				})
+			case *ast.SelectorExpr:
+				if of, is := n.X.(*ast.Ident); is && internal[of.Name] {
+					found = append(found, n.Pos())
+				}
+			}
+			return true
+		})
+	}
+	for _, declared := range file.Decls {
+		switch declared := declared.(type) {
+		case *ast.FuncDecl:
+			if declared.Name.IsExported() {
+				look(declared.Type)
+			}
+		case *ast.GenDecl:
+			for _, spec := range declared.Specs {
+				switch spec := spec.(type) {
+				case *ast.TypeSpec:
+					if spec.Name.IsExported() {
+						look(spec.Type)
+					}
+				case *ast.ValueSpec:
+					if spec.Type != nil && spec.Names[0].IsExported() {
+						look(spec.Type)
+					}
+				}
+			}
+		}
+	}
+	return found
 }

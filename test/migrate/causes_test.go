@@ -13,8 +13,8 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"cucriu/internal/journal"
-	"cucriu/internal/proc"
+	"cucriu/internal/core/journal"
+	"cucriu/internal/kit/proc"
 	"cucriu/internal/testenv"
 	"cucriu/internal/testenv/hosts"
 )

@@ -9,7 +9,7 @@ import (
 	"testing"
 	"time"
 
-	"cucriu/internal/guest"
+	"cucriu/internal/kit/guest"
 	"cucriu/internal/testenv"
 	"cucriu/internal/testenv/hosts"
 )

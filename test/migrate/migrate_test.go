@@ -12,8 +12,8 @@ import (
 	"time"
 
 	"cucriu/hooks/timeline"
-	"cucriu/internal/journal"
-	"cucriu/internal/session"
+	"cucriu/internal/core/journal"
+	"cucriu/internal/core/session"
 	"cucriu/internal/testenv"
 	"cucriu/internal/testenv/hosts"
 )

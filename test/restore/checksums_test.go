@@ -8,9 +8,9 @@ import (
 	"testing"
 	"time"
 
-	"cucriu/internal/imagedir"
+	"cucriu/internal/core/journal"
 	"cucriu/internal/jobs/store"
-	"cucriu/internal/journal"
+	"cucriu/internal/kit/imagedir"
 	"cucriu/internal/testenv"
 )
 

@@ -8,7 +8,7 @@ import (
 	"strings"
 	"testing"
 
-	"cucriu/internal/journal"
+	"cucriu/internal/core/journal"
 	"cucriu/internal/testenv"
 )
 

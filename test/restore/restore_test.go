@@ -13,8 +13,8 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"cucriu/internal/imagedir"
-	"cucriu/internal/inject"
+	"cucriu/internal/kit/imagedir"
+	"cucriu/internal/kit/inject"
 	"cucriu/internal/testenv"
 )
 

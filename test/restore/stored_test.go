@@ -8,9 +8,9 @@ import (
 	"testing"
 	"time"
 
-	"cucriu/internal/imagedir"
 	"cucriu/internal/jobs/store"
-	"cucriu/internal/pages"
+	"cucriu/internal/kit/imagedir"
+	"cucriu/internal/kit/pages"
 	"cucriu/internal/testenv"
 )
 

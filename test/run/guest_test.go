@@ -8,7 +8,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"cucriu/internal/guest"
+	"cucriu/internal/kit/guest"
 	"cucriu/internal/testenv"
 )
 

@@ -9,7 +9,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"cucriu/internal/jobs/sandbox"
-	"cucriu/internal/proc"
+	"cucriu/internal/kit/proc"
 	"cucriu/internal/testenv"
 )
 

@@ -10,7 +10,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
-	"cucriu/internal/records"
+	"cucriu/internal/kit/records"
 )
 
 // TestADamagedCheckpointChangesNothing damages each file of a checkpoint in turn.

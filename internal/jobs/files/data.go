@@ -14,7 +14,7 @@ import (
 	"golang.org/x/sync/errgroup"
 	"golang.org/x/sys/unix"
 
-	"cucriu/internal/durable"
+	"cucriu/internal/kit/durable"
 )
 
 const (

@@ -11,7 +11,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"cucriu/internal/records"
+	"cucriu/internal/kit/records"
 )
 
 // The files in a checkpoint's directory.

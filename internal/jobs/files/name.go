@@ -8,7 +8,7 @@ import (
 	"strings"
 	"unicode/utf8"
 
-	"cucriu/internal/quote"
+	"cucriu/internal/kit/quote"
 )
 
 // name is a path. Any byte but NUL may be in it. In the list it is a string if it is valid

@@ -10,7 +10,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"cucriu/internal/units"
+	"cucriu/internal/kit/units"
 )
 
 // Change is something that PutBack did, or that the user should know.

@@ -10,7 +10,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"cucriu/internal/proc"
+	"cucriu/internal/kit/proc"
 )
 
 // open opens the file for reading. Nobody notices it if a process can read the file: its descriptor is

@@ -10,7 +10,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"cucriu/internal/proc"
+	"cucriu/internal/kit/proc"
 )
 
 // guard makes a group of fanotify without an answer for whoever opens a file.

@@ -14,9 +14,9 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"cucriu/internal/fault"
-	"cucriu/internal/inventory"
-	"cucriu/internal/units"
+	"cucriu/internal/kit/fault"
+	"cucriu/internal/kit/inventory"
+	"cucriu/internal/kit/units"
 )
 
 // Foresee refuses what Save would refuse, and touches nothing. The tree may run.

@@ -14,8 +14,8 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"cucriu/internal/inventory"
-	"cucriu/internal/proc"
+	"cucriu/internal/kit/inventory"
+	"cucriu/internal/kit/proc"
 )
 
 // openFile is a regular file that processes of the tree have open or mapped.

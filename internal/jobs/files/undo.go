@@ -12,8 +12,8 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"cucriu/internal/durable"
-	"cucriu/internal/records"
+	"cucriu/internal/kit/durable"
+	"cucriu/internal/kit/records"
 )
 
 // UndoFile is where the record is that says how to undo a PutBack.

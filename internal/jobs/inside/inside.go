@@ -22,13 +22,13 @@ import (
 	"cucriu/hooks"
 	"cucriu/hooks/checkpoint"
 	"cucriu/hooks/preflight"
-	"cucriu/internal/criuimage"
-	"cucriu/internal/failpoint"
-	"cucriu/internal/first"
 	"cucriu/internal/jobs/files"
 	"cucriu/internal/jobs/sandbox"
-	"cucriu/internal/proc"
-	"cucriu/internal/self"
+	"cucriu/internal/kit/criuimage"
+	"cucriu/internal/kit/failpoint"
+	"cucriu/internal/kit/first"
+	"cucriu/internal/kit/proc"
+	"cucriu/internal/kit/self"
 )
 
 var errGivenUp = errors.New("the supervisor of the job has cancelled it")

@@ -6,9 +6,9 @@ import (
 	"time"
 
 	"cucriu/hooks/config"
-	"cucriu/internal/journal"
-	"cucriu/internal/proc"
-	"cucriu/internal/session"
+	"cucriu/internal/core/journal"
+	"cucriu/internal/core/session"
+	"cucriu/internal/kit/proc"
 )
 
 // TestTheJobIsRecoveredWhenCriuHasEnded: of a dump that was killed, criu may be the last one to go, or its watcher. Who is told that the job is

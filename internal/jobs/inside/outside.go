@@ -6,8 +6,8 @@ import (
 	"slices"
 	"strings"
 
-	"cucriu/internal/fault"
-	"cucriu/internal/proc"
+	"cucriu/internal/kit/fault"
+	"cucriu/internal/kit/proc"
 )
 
 // refuseOutside refuses a job one of whose processes is not in the tree of its root: it became a child of the

@@ -11,8 +11,8 @@ import (
 
 	"cucriu/hooks"
 	"cucriu/hooks/checkpoint"
-	"cucriu/internal/proc"
-	"cucriu/internal/records"
+	"cucriu/internal/kit/proc"
+	"cucriu/internal/kit/records"
 )
 
 var pausedKind = records.Kind[pausedRecord]{Name: "paused.json", Version: 1} // in the run directory of a sandbox

@@ -5,7 +5,7 @@ import (
 	"regexp"
 	"strconv"
 
-	"cucriu/internal/proc"
+	"cucriu/internal/kit/proc"
 )
 
 // PIDs are the pids of a job's processes outside its sandbox, by those in it. People act outside, where what a message

@@ -15,8 +15,8 @@ import (
 	"cucriu/hooks/image"
 	"cucriu/internal/jobs/files"
 	"cucriu/internal/jobs/sandbox"
-	"cucriu/internal/proc"
-	"cucriu/internal/records"
+	"cucriu/internal/kit/proc"
+	"cucriu/internal/kit/records"
 )
 
 // Command is the hidden command that serves a request: see [Serve].

@@ -8,7 +8,7 @@ import (
 	"strings"
 	"syscall"
 
-	"cucriu/internal/criuimage"
+	"cucriu/internal/kit/criuimage"
 )
 
 // Account is whose job it is.

@@ -6,8 +6,8 @@ import (
 	"path/filepath"
 
 	"cucriu/hooks/image"
-	"cucriu/internal/fault"
 	"cucriu/internal/jobs/store"
+	"cucriu/internal/kit/fault"
 )
 
 // RecordName is the file that makes a directory that of a long job.

@@ -12,10 +12,10 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"cucriu/internal/fault"
-	"cucriu/internal/first"
-	"cucriu/internal/proc"
-	"cucriu/internal/quote"
+	"cucriu/internal/kit/fault"
+	"cucriu/internal/kit/first"
+	"cucriu/internal/kit/proc"
+	"cucriu/internal/kit/quote"
 )
 
 // The exit statuses of a program whose job was not started, as env(1) and timeout(1) have them.

@@ -12,9 +12,9 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"cucriu/internal/proc"
-	"cucriu/internal/records"
-	"cucriu/internal/self"
+	"cucriu/internal/kit/proc"
+	"cucriu/internal/kit/records"
+	"cucriu/internal/kit/self"
 )
 
 // An adopted job was not started by cucriu, and runs in no sandbox of ours until it resumes from a

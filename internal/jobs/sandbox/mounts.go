@@ -8,9 +8,9 @@ import (
 
 	"github.com/prometheus/procfs"
 
-	"cucriu/internal/proc"
-	"cucriu/internal/quote"
-	"cucriu/internal/records"
+	"cucriu/internal/kit/proc"
+	"cucriu/internal/kit/quote"
+	"cucriu/internal/kit/records"
 )
 
 // mountsKind is of the mounts that the sandbox was made with. Its init writes it.

@@ -10,8 +10,8 @@ import (
 	"golang.org/x/sys/unix"
 
 	"cucriu/internal/jobs/job"
-	"cucriu/internal/proc"
-	"cucriu/internal/records"
+	"cucriu/internal/kit/proc"
+	"cucriu/internal/kit/records"
 )
 
 // What is in the folder of a sandbox.

@@ -19,10 +19,10 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"cucriu/internal/first"
 	"cucriu/internal/jobs/job"
-	"cucriu/internal/proc"
-	"cucriu/internal/self"
+	"cucriu/internal/kit/first"
+	"cucriu/internal/kit/proc"
+	"cucriu/internal/kit/self"
 )
 
 var (

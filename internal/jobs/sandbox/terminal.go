@@ -10,7 +10,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"cucriu/internal/records"
+	"cucriu/internal/kit/records"
 )
 
 // Terminal is a terminal of the job's own: a pseudo terminal whose other end init has. It stays

@@ -11,7 +11,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"cucriu/internal/self"
+	"cucriu/internal/kit/self"
 )
 
 // The hidden commands of the program that makes sandboxes.

@@ -6,7 +6,7 @@ import (
 	"path/filepath"
 	"testing"
 
-	"cucriu/internal/pages"
+	"cucriu/internal/kit/pages"
 )
 
 // The size of the GPU state that is measured with, in chunks: 1 GiB.

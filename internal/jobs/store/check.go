@@ -12,9 +12,9 @@ import (
 	"slices"
 	"time"
 
-	"cucriu/internal/durable"
-	"cucriu/internal/imagedir"
-	"cucriu/internal/pages"
+	"cucriu/internal/kit/durable"
+	"cucriu/internal/kit/imagedir"
+	"cucriu/internal/kit/pages"
 )
 
 // DamageError says what of a checkpoint is not as it was written.

@@ -15,8 +15,8 @@ import (
 
 	"cucriu/cudackpt"
 	"cucriu/hooks/image"
-	"cucriu/internal/durable"
-	"cucriu/internal/imagedir"
+	"cucriu/internal/kit/durable"
+	"cucriu/internal/kit/imagedir"
 )
 
 // Clocks are the clocks of a job at the moment of its dump, as the job sees them.

@@ -15,7 +15,7 @@ import (
 	"github.com/google/go-cmp/cmp/cmpopts"
 	"golang.org/x/sys/unix"
 
-	"cucriu/internal/records"
+	"cucriu/internal/kit/records"
 )
 
 func goodRecord(t testing.TB) record {

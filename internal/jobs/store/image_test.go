@@ -14,9 +14,9 @@ import (
 	"time"
 
 	"cucriu/cudackpt"
-	"cucriu/internal/durable"
-	"cucriu/internal/imagedir"
-	"cucriu/internal/pages"
+	"cucriu/internal/kit/durable"
+	"cucriu/internal/kit/imagedir"
+	"cucriu/internal/kit/pages"
 )
 
 func must(t testing.TB, err error) {

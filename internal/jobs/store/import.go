@@ -11,8 +11,8 @@ import (
 	"strings"
 	"time"
 
-	"cucriu/internal/criuimage"
-	"cucriu/internal/pages"
+	"cucriu/internal/kit/criuimage"
+	"cucriu/internal/kit/pages"
 )
 
 // Listed is a checkpoint as it is announced to the store of another host. A checkpoint with the same

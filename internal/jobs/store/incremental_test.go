@@ -15,8 +15,8 @@ import (
 	"golang.org/x/sys/unix"
 	"pgregory.net/rapid"
 
-	"cucriu/internal/imagedir"
-	"cucriu/internal/pages"
+	"cucriu/internal/kit/imagedir"
+	"cucriu/internal/kit/pages"
 )
 
 // restored returns the GPU state that a checkpoint holds, as a restore reads it.

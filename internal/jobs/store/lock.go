@@ -9,8 +9,8 @@ import (
 	"github.com/gofrs/flock"
 	"golang.org/x/sys/unix"
 
-	"cucriu/internal/fault"
-	"cucriu/internal/proc"
+	"cucriu/internal/kit/fault"
+	"cucriu/internal/kit/proc"
 )
 
 // ownedBy says that a host owns the store that has not released it, and which cannot be asked from

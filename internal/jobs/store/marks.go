@@ -8,8 +8,8 @@ import (
 	"time"
 
 	"cucriu/hooks/image"
-	"cucriu/internal/proc"
-	"cucriu/internal/records"
+	"cucriu/internal/kit/proc"
+	"cucriu/internal/kit/records"
 )
 
 // Marks say something about a checkpoint that was not known when it was made. They are files in its

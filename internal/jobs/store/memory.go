@@ -11,9 +11,9 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"cucriu/internal/criuimage"
-	"cucriu/internal/durable"
-	"cucriu/internal/pagemap"
+	"cucriu/internal/kit/criuimage"
+	"cucriu/internal/kit/durable"
+	"cucriu/internal/kit/pagemap"
 )
 
 // The memory of a job's processes is a small number of large files of criu's, most pages of which

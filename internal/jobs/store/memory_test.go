@@ -13,7 +13,7 @@ import (
 	"github.com/checkpoint-restore/go-criu/v7/crit/images/vma"
 	"golang.org/x/sys/unix"
 
-	"cucriu/internal/criuimage"
+	"cucriu/internal/kit/criuimage"
 )
 
 func TestMemoryThatDidNotChangeIsStoredOnce(t *testing.T) {

@@ -13,7 +13,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"cucriu/internal/pagemap"
+	"cucriu/internal/kit/pagemap"
 )
 
 // TestMemoryThatIsDamagedIsNotShared: it is said, and all is stored again.

@@ -14,7 +14,7 @@ import (
 	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/reflect/protoreflect"
 
-	"cucriu/internal/pagemap"
+	"cucriu/internal/kit/pagemap"
 )
 
 // process is the memory of a process in a dump: the content of its pages, one after the other.

@@ -8,9 +8,9 @@ import (
 	"strings"
 	"time"
 
-	"cucriu/internal/fault"
-	"cucriu/internal/proc"
-	"cucriu/internal/records"
+	"cucriu/internal/kit/fault"
+	"cucriu/internal/kit/proc"
+	"cucriu/internal/kit/records"
 )
 
 // Owner says who owns a store.

@@ -7,7 +7,7 @@ import (
 	"strings"
 	"testing"
 
-	"cucriu/internal/fault"
+	"cucriu/internal/kit/fault"
 )
 
 func TestADirectoryThatOthersCanReachIsRefused(t *testing.T) {

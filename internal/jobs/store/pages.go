@@ -9,8 +9,8 @@ import (
 	"os"
 	"slices"
 
-	"cucriu/internal/imagedir"
-	"cucriu/internal/pages"
+	"cucriu/internal/kit/imagedir"
+	"cucriu/internal/kit/pages"
 )
 
 // The GPU state of a job is stored once, as far as it stays the same: what an earlier

@@ -6,8 +6,8 @@ import (
 	"path/filepath"
 	"testing"
 
-	"cucriu/internal/durable"
-	"cucriu/internal/fault"
+	"cucriu/internal/kit/durable"
+	"cucriu/internal/kit/fault"
 )
 
 // TestADirectoryThatOthersCanReplaceIsRefused: whoever can rename a directory above it can have

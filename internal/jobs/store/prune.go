@@ -13,8 +13,8 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"cucriu/internal/durable"
-	"cucriu/internal/pages"
+	"cucriu/internal/kit/durable"
+	"cucriu/internal/kit/pages"
 )
 
 // Policy says which checkpoints are kept.

@@ -19,12 +19,12 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"cucriu/internal/criuimage"
-	"cucriu/internal/durable"
-	"cucriu/internal/failpoint"
-	"cucriu/internal/fault"
-	"cucriu/internal/imagedir"
-	"cucriu/internal/units"
+	"cucriu/internal/kit/criuimage"
+	"cucriu/internal/kit/durable"
+	"cucriu/internal/kit/failpoint"
+	"cucriu/internal/kit/fault"
+	"cucriu/internal/kit/imagedir"
+	"cucriu/internal/kit/units"
 )
 
 // The steps of a change, at which tests interrupt it.

@@ -15,7 +15,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 	"golang.org/x/sys/unix"
 
-	"cucriu/internal/imagedir"
+	"cucriu/internal/kit/imagedir"
 )
 
 // onTmpfs mounts a tmpfs of so many bytes.

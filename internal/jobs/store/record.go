@@ -8,10 +8,10 @@ import (
 	"slices"
 	"time"
 
-	"cucriu/internal/criuimage"
-	"cucriu/internal/imagedir"
-	"cucriu/internal/proc"
-	"cucriu/internal/records"
+	"cucriu/internal/kit/criuimage"
+	"cucriu/internal/kit/imagedir"
+	"cucriu/internal/kit/proc"
+	"cucriu/internal/kit/records"
 )
 
 // recordName is the name of the file that makes a directory a checkpoint.

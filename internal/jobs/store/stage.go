@@ -12,8 +12,8 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"cucriu/internal/proc"
-	"cucriu/internal/records"
+	"cucriu/internal/kit/proc"
+	"cucriu/internal/kit/records"
 )
 
 // Staging directories may be anywhere, for example in memory. Each has a record in D/staged

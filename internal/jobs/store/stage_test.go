@@ -8,7 +8,7 @@ import (
 	"slices"
 	"testing"
 
-	"cucriu/internal/proc"
+	"cucriu/internal/kit/proc"
 )
 
 // TestAPIDThatIsSomebodyElsesLeadsToNoStage: nothing is read or removed in the file system of a

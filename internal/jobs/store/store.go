@@ -15,9 +15,9 @@ import (
 	"github.com/gofrs/flock"
 	"golang.org/x/sys/unix"
 
-	"cucriu/internal/durable"
-	"cucriu/internal/fault"
-	"cucriu/internal/pages"
+	"cucriu/internal/kit/durable"
+	"cucriu/internal/kit/fault"
+	"cucriu/internal/kit/pages"
 )
 
 // CheckpointsDir is the directory of the checkpoints in that of a job.

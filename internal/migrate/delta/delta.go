@@ -12,10 +12,10 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"cucriu/internal/imagedir"
+	"cucriu/internal/kit/imagedir"
+	"cucriu/internal/kit/pages"
+	"cucriu/internal/kit/units"
 	"cucriu/internal/migrate/prepare"
-	"cucriu/internal/pages"
-	"cucriu/internal/units"
 )
 
 // Delta is what of an image the destination does not have from an earlier round.

@@ -11,8 +11,8 @@ import (
 
 	"golang.org/x/sync/errgroup"
 
-	"cucriu/internal/criuimage"
-	"cucriu/internal/pagemap"
+	"cucriu/internal/kit/criuimage"
+	"cucriu/internal/kit/pagemap"
 )
 
 // compareMemory compares ordinary memory, as criu has written it.

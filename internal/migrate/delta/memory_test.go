@@ -8,7 +8,7 @@ import (
 	"slices"
 	"testing"
 
-	"cucriu/internal/pagemap"
+	"cucriu/internal/kit/pagemap"
 )
 
 // TestOnlyMemoryThatIsWholeInBothRoundsIsCompared: all of the rest is sent.

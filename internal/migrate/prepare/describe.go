@@ -16,8 +16,8 @@ import (
 	"cucriu/cudackpt"
 	"cucriu/hooks"
 	"cucriu/hooks/checkpoint"
-	"cucriu/internal/inventory"
-	"cucriu/internal/proc"
+	"cucriu/internal/kit/inventory"
+	"cucriu/internal/kit/proc"
 )
 
 // Describe describes the job below root, which keeps running. criu is the path of the criu that

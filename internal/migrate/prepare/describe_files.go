@@ -13,8 +13,8 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"cucriu/internal/inventory"
-	"cucriu/internal/proc"
+	"cucriu/internal/kit/inventory"
+	"cucriu/internal/kit/proc"
 )
 
 // files collects what the processes of a tree use.

@@ -1,8 +1,8 @@
 package prepare
 
 import (
-	"cucriu/internal/inventory"
-	"cucriu/internal/proc"
+	"cucriu/internal/kit/inventory"
+	"cucriu/internal/kit/proc"
 )
 
 // addMounts lists the mounts of the tree's own mount namespace that this program's has not.

@@ -4,7 +4,7 @@ import (
 	"net/netip"
 	"slices"
 
-	"cucriu/internal/proc"
+	"cucriu/internal/kit/proc"
 )
 
 // addSockets adds the TCP sockets of the tree, whose holders are known by inode. A job is in one

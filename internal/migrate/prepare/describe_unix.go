@@ -11,7 +11,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"cucriu/hooks/preflight"
-	"cucriu/internal/proc"
+	"cucriu/internal/kit/proc"
 )
 
 // Directory is a directory in which the job has a UNIX socket by a name. criu makes such a socket

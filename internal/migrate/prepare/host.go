@@ -13,7 +13,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"cucriu/criuutil"
-	"cucriu/internal/proc"
+	"cucriu/internal/kit/proc"
 )
 
 // thisHost describes the machine that this program runs on. criu is the path of its criu; empty

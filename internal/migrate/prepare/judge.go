@@ -15,7 +15,7 @@ import (
 	"cucriu/hooks"
 	"cucriu/hooks/checkpoint"
 	"cucriu/hooks/preflight"
-	"cucriu/internal/criuimage"
+	"cucriu/internal/kit/criuimage"
 )
 
 // Room is what a destination offers.

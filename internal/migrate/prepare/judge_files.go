@@ -11,8 +11,8 @@ import (
 	"golang.org/x/sys/unix"
 
 	"cucriu/hooks/preflight"
-	"cucriu/internal/inventory"
-	"cucriu/internal/units"
+	"cucriu/internal/kit/inventory"
+	"cucriu/internal/kit/units"
 )
 
 const (

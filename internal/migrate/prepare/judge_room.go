@@ -7,9 +7,9 @@ import (
 	"golang.org/x/sys/unix"
 
 	"cucriu/hooks/preflight"
-	"cucriu/internal/durable"
-	"cucriu/internal/proc"
-	"cucriu/internal/units"
+	"cucriu/internal/kit/durable"
+	"cucriu/internal/kit/proc"
+	"cucriu/internal/kit/units"
 )
 
 // direction says on which end of a migration memory is counted.

@@ -7,7 +7,7 @@ import (
 	"slices"
 
 	"cucriu/hooks/preflight"
-	"cucriu/internal/proc"
+	"cucriu/internal/kit/proc"
 )
 
 // TCP says what becomes of the TCP connections between a job and other programs.

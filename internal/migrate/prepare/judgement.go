@@ -6,7 +6,7 @@ import (
 
 	"cucriu/hooks"
 	"cucriu/hooks/preflight"
-	"cucriu/internal/proc"
+	"cucriu/internal/kit/proc"
 )
 
 // Judgement is what one end of a migration has found.

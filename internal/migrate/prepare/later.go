@@ -10,8 +10,8 @@ import (
 
 	"cucriu/hooks"
 	"cucriu/hooks/preflight"
-	"cucriu/internal/inventory"
-	"cucriu/internal/proc"
+	"cucriu/internal/kit/inventory"
+	"cucriu/internal/kit/proc"
 )
 
 // Later describes a job again, which is paused now, with what it has come to use since it was

@@ -9,8 +9,8 @@ import (
 	"sync"
 	"time"
 
-	"cucriu/internal/failpoint"
-	"cucriu/internal/jsonlines"
+	"cucriu/internal/kit/failpoint"
+	"cucriu/internal/kit/jsonlines"
 )
 
 // The errors of a control connection that is over.

@@ -10,7 +10,7 @@ import (
 	"sync"
 	"time"
 
-	"cucriu/internal/failpoint"
+	"cucriu/internal/kit/failpoint"
 )
 
 const (

@@ -11,7 +11,7 @@ import (
 
 	"github.com/klauspost/compress/zstd"
 
-	"cucriu/internal/durable"
+	"cucriu/internal/kit/durable"
 )
 
 const (

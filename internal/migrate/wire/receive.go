@@ -12,7 +12,7 @@ import (
 	"syscall"
 	"time"
 
-	"cucriu/internal/failpoint"
+	"cucriu/internal/kit/failpoint"
 )
 
 const (

@@ -12,7 +12,7 @@ import (
 
 	"golang.org/x/time/rate"
 
-	"cucriu/internal/failpoint"
+	"cucriu/internal/kit/failpoint"
 )
 
 const (

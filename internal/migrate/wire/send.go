@@ -16,7 +16,7 @@ import (
 
 	"golang.org/x/time/rate"
 
-	"cucriu/internal/failpoint"
+	"cucriu/internal/kit/failpoint"
 )
 
 const (

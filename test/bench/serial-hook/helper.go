@@ -10,7 +10,7 @@ import (
 	"strings"
 
 	"cucriu/cudackpt"
-	"cucriu/internal/inject"
+	"cucriu/internal/kit/inject"
 )
 
 // The calls that a helper makes. The call is its first argument.

@@ -9,7 +9,7 @@ import (
 	"time"
 
 	"cucriu/criuutil"
-	"cucriu/internal/proc"
+	"cucriu/internal/kit/proc"
 	"cucriu/internal/testenv"
 )
 

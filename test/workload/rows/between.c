@@ -8,7 +8,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "../../../internal/guest/lib/cuda.h"
+#include "../../../internal/kit/guest/lib/cuda.h"
 
 static void *next(const char *name);
 

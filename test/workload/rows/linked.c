@@ -2,7 +2,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 
-#include "../../../internal/guest/lib/cuda.h"
+#include "../../../internal/kit/guest/lib/cuda.h"
 
 CUresult cuInit(unsigned), cuDevicePrimaryCtxRetain(CUcontext *, CUdevice), cuCtxSetCurrent(CUcontext);
 CUresult cuMemAlloc_v2(CUdeviceptr *, size_t), cuMemFree_v2(CUdeviceptr), cuMemcpyHtoD_v2(CUdeviceptr, const void *, size_t);

@@ -13,7 +13,7 @@
 #include <time.h>
 #include <unistd.h>
 
-#include "../../../internal/guest/lib/cuda.h"
+#include "../../../internal/kit/guest/lib/cuda.h"
 
 #define CALLS(X)                                                                                                       \
 	X(cuInit, unsigned)                                                                                            \

@@ -10,7 +10,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-#include "../../../internal/guest/lib/cuda.h"
+#include "../../../internal/kit/guest/lib/cuda.h"
 
 #define CALLS(X)                                                                                                       \
 	X(cuInit, unsigned)                                                                                            \

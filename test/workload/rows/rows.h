@@ -4,7 +4,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 
-#include "../../../internal/guest/lib/cuda.h"
+#include "../../../internal/kit/guest/lib/cuda.h"
 
 #define X(name, ...) static CUresult (*name)(__VA_ARGS__);
 CALLS(X)

@@ -17,7 +17,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-#include "../../../internal/guest/lib/cuda.h"
+#include "../../../internal/kit/guest/lib/cuda.h"
 
 #define CALLS(X)                                                                                                       \
 	X(cuInit, unsigned)                                                                                            \
@@ -129,7 +129,7 @@ static void asked_meanwhile(void)
 	printf("close: %d\n", cuIpcCloseMemHandle(opened[0]));
 }
 
-/* A handle of the guest names a socket: see internal/guest/lib/ipc.c. Without the guest it is one of the driver's. */
+/* A handle of the guest names a socket: see internal/kit/guest/lib/ipc.c. Without the guest it is one of the driver's. */
 static bool is_of_the_guest(void) { return !memcmp(handle.bytes, "cucriu", 6); }
 
 static int connect_to_the_guest(void)

@@ -1,0 +1,208 @@
+package engine
+
+import (
+	"context"
+	"errors"
+	"fmt"
+
+	"golang.org/x/sys/unix"
+
+	"cucriu/cudackpt"
+	"cucriu/hooks/preflight"
+	"cucriu/internal/core/agent"
+	"cucriu/internal/core/journal"
+	"cucriu/internal/core/session"
+	"cucriu/internal/kit/inject"
+	"cucriu/internal/kit/pages"
+	"cucriu/internal/kit/proc"
+)
+
+// lack is what of a process's memory is in files only.
+type lack int
+
+const (
+	lacksNothing lack = iota
+	lacksMoved        // what the library in it has moved to the host
+	lacksAll          // that, and the state of the driver
+)
+
+// findLack finds out what a process lacks that does, by the journal. If the driver has restored its state, what was
+// there is the job's own by now. So is the memory of a library, once it has brought it back.
+func (b *wayBack) findLack(ctx context.Context, t *Target) error {
+	t.lacks = lacksNothing
+	if t.Member.Pages == nil || !t.Member.Pages.Dropped {
+		return nil
+	}
+	t.lacks = lacksAll // also if it ends while it is asked
+	checkpointed, err := b.isCheckpointed(ctx, t)
+	if err == nil {
+		err = t.findMoved()
+	}
+	switch {
+	case err != nil || checkpointed:
+		return err
+	case t.moved.Size() > 0:
+		t.lacks = lacksMoved
+	default:
+		t.lacks, t.Member.Pages.Dropped = lacksNothing, false
+	}
+	return nil
+}
+
+// findMoved finds out where a library keeps what it has moved to the host.
+func (t *Target) findMoved() error {
+	status, err := t.findAgent()
+	if t.moved = (proc.Range{}); status.State == agent.Emptied && status.Staging.Start < status.Staging.End {
+		t.moved = status.Staging
+	}
+	return err
+}
+
+// isCheckpointed asks the driver about a stopped process. Only its restore thread runs meanwhile, which
+// does not look at the memory until it is told to restore; or it was, and answers when it is through.
+func (b *wayBack) isCheckpointed(ctx context.Context, t *Target) (bool, error) {
+	tracer := inject.NewTracer()
+	var state cudackpt.State
+	err := runRestoreThreads(ctx, tracer, []*Target{t})
+	if err == nil {
+		err = stepOut(ctx, b.Session, t, func() (err error) {
+			state, err = t.CUDA.State(ctx)
+			return err
+		})
+	}
+	err = errors.Join(err, ReleaseThreads(context.WithoutCancel(ctx), tracer, []*Target{t}))
+	return state == cudackpt.StateCheckpointed, err
+}
+
+// fill brings back memory that was dropped in a process, while none of its threads but the restore thread run: what the
+// driver needs, and at the next call what the library has moved, which is filled in while the driver restores. It may be
+// cut off and begun again: until the driver has restored, all of it; then what was moved, until the library has brought
+// that back. Once nothing is lacking, the journal says so.
+func (b *wayBack) fill(ctx context.Context, t *Target) error {
+	if err := b.fillIn(ctx, t); err != nil {
+		if b.Kind == journal.KindRestore && errors.Is(err, pages.ErrDamaged) {
+			err = fmt.Errorf("%w: %s", err, preflight.RemedyOf(preflight.FindingImage))
+		}
+		return fmt.Errorf("the GPU state of process %d (%s): %w", t.PID, t.Member.Name, err)
+	}
+	if t.lacks == lacksAll && t.moved.Size() > 0 {
+		t.lacks = lacksMoved
+		return nil
+	}
+	b.nothingIsLacking(t)
+	return b.Failpoint(ctx, string(b.Kind)+".back.filled")
+}
+
+// nothingIsLacking notes that a process needs the files no more.
+func (b *wayBack) nothingIsLacking(t *Target) {
+	if t.lacks != lacksNothing {
+		t.lacks, t.filled = lacksNothing, true
+		b.Update(func() { t.Member.Pages.Dropped = false })
+		b.Note()
+	}
+}
+
+func (b *wayBack) fillIn(ctx context.Context, t *Target) error {
+	b.atOnce <- struct{}{}
+	defer func() { <-b.atOnce }()
+	if err := ctx.Err(); err != nil {
+		return err
+	}
+	input, err := session.OpenPages(&b.Record, t.Member)
+	if err != nil {
+		return err
+	}
+	defer input.Close()
+	source, others := input.Split(t.moved)
+	name, doing := "fill moved", "filling-moved"
+	if t.lacks == lacksAll {
+		source, name, doing = others, "fill", "filling"
+		if err := b.SpanOf(t.PID, "make accessible", func() error { return b.makeAccessible(ctx, t, input.Ranges()) }); err != nil {
+			return err
+		}
+	}
+	ctx, stall := NewStall(ctx, b.Env.Config.Restore.Timeout)
+	defer stall.End(context.Canceled)
+	stall.Begin()
+	return b.SpanOf(t.PID, name, func() error {
+		done := make(chan error, 1)
+		go func() {
+			done <- pages.Fill(ctx, watchedSource{source, Progress{ctx, b.Session, stall, doing}}, t.Process, coresFor(1))
+		}()
+		if b.Kind != journal.KindRestore {
+			return <-done // nothing else may be tried: a read that hangs may yet end
+		}
+		select {
+		case err := <-done:
+			return err
+		case <-ctx.Done(): // the caller ends the process; the image is whole
+			return context.Cause(ctx)
+		}
+	})
+}
+
+type watchedSource struct {
+	pages.Source
+	Progress
+}
+
+func (s watchedSource) Get(i int, buffer []byte) (pages.Chunk, error) {
+	if err := s.Chunk(); err != nil {
+		return pages.Chunk{}, err
+	}
+	return s.Source.Get(i, buffer)
+}
+
+// makeAccessible makes dropped memory accessible again, in huge pages where the kernel has them: both
+// the copying and the driver are quicker with them.
+func (b *wayBack) makeAccessible(ctx context.Context, t *Target, ranges []proc.Range) (err error) {
+	ctx, cancel := context.WithTimeout(ctx, b.Env.Config.Restore.Timeout)
+	defer cancel()
+	if err := b.Failpoint(ctx, string(b.Kind)+".back.fill"); err != nil {
+		return err
+	}
+	lent, err := Borrow(ctx, b.Session, t, 1, 0, b.BorrowedFile(t.PID))
+	if diskFull(err) {
+		lent, err = Borrow(ctx, b.Session, t, 1, 0, "")
+	}
+	if err != nil {
+		return err
+	}
+	defer func() {
+		// Return it past the deadline, too: otherwise the next try could not have the thread.
+		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), ReleaseTimeout)
+		defer cancel()
+		err = errors.Join(err, lent.Return(ctx))
+	}()
+	if err := lent.Mprotect(ctx, ranges, unix.PROT_READ|unix.PROT_WRITE); err != nil {
+		return err
+	}
+	if err := b.Failpoint(ctx, string(b.Kind)+".back.accessible"); err != nil {
+		return err
+	}
+	if err := ignoreEINVAL(lent.Madvise(ctx, ranges, unix.MADV_HUGEPAGE)); err != nil {
+		return err
+	}
+	space, err := proc.ReadAddressSpace(t.PID)
+	if err != nil {
+		return err
+	}
+	if missing := proc.Subtract(ranges, space.Private); len(missing) > 0 {
+		return fmt.Errorf("the process lacks %d bytes of memory for it, at %#x", proc.Total(missing), missing[0].Start)
+	}
+	return nil
+}
+
+// ignoreEINVAL ignores EINVAL from advice about huge pages: a kernel without transparent huge pages
+// does not know it.
+func ignoreEINVAL(err error) error {
+	if errors.Is(err, unix.EINVAL) {
+		return nil
+	}
+	return err
+}
+
+// diskFull reports whether an error is that the run directory takes nothing more, which must not keep a job from coming back.
+func diskFull(err error) bool {
+	return errors.Is(err, unix.ENOSPC) || errors.Is(err, unix.EDQUOT) || errors.Is(err, unix.EROFS)
+}

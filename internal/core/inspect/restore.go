@@ -1,0 +1,427 @@
+package inspect
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"math"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"cucriu/cudackpt"
+	"cucriu/hooks/image"
+	"cucriu/hooks/preflight"
+	"cucriu/internal/core/gpumap"
+	"cucriu/internal/kit/criuimage"
+	"cucriu/internal/kit/fault"
+	"cucriu/internal/kit/imagedir"
+	"cucriu/internal/kit/proc"
+	"cucriu/internal/kit/units"
+)
+
+// PlanRestore plans where an image's GPUs go on this host. It fails if the host cannot take the
+// image: another driver, a map that is not possible, or too little free memory. It changes nothing.
+func (h Host) PlanRestore(ctx context.Context, driver *cudackpt.Driver, manifest imagedir.Manifest) (gpumap.Plan, error) {
+	if err := driver.Supports(cudackpt.FeatureCheckpoint); err != nil {
+		return gpumap.Plan{}, err
+	}
+	version, err := driver.DriverVersion()
+	if err != nil {
+		return gpumap.Plan{}, err
+	}
+	if made := manifest.DriverVersion; version != made {
+		return gpumap.Plan{}, &DriverVersionError{fault.New(fmt.Sprintf("the image was made with driver %s, but this host has %s", made, version),
+			"restore it on a host with driver "+made+": the driver's own state is part of the image, so both must be the same version"), made, version}
+	}
+	visible := h.Visible
+	if visible == nil {
+		if visible, err = driver.OwnGPUs(); err != nil {
+			return gpumap.Plan{}, err
+		}
+	}
+	plan, err := gpumap.Make(manifest.GPUs(), visible, h.Map, h.Unmapped)
+	if err != nil {
+		return gpumap.Plan{}, err
+	}
+	need := make(MemoryNeed)
+	for _, p := range manifest.Processes {
+		pairs := plan.Pairs().Of(p.GPUs)
+		if told, _ := pairs.For(visible); len(told) > 0 { // all of them are visible
+			if err := driver.Supports(cudackpt.FeatureGPUPairs); err != nil {
+				return plan, err
+			}
+		}
+		need.Add(p.MemoryBytes, pairs)
+	}
+	return plan, need.Require(ctx, driver)
+}
+
+// MemoryNeed is what a restore will take of each GPU's memory, in bytes.
+type MemoryNeed map[cudackpt.UUID]uint64
+
+// restoreMargin is added for each process and GPU. A checkpoint was seen to free 8 MiB more
+// than the driver had accounted to its process.
+const restoreMargin = 16 << 20
+
+// Add adds what a process that held this memory will take on the GPUs to which it goes.
+func (n MemoryNeed) Add(memory map[cudackpt.UUID]uint64, pairs []cudackpt.GPUPair) {
+	for uuid, size := range memory {
+		to := uuid
+		for _, pair := range pairs {
+			if pair.Old == uuid {
+				to = pair.New
+			}
+		}
+		if size > math.MaxUint64-restoreMargin-n[to] {
+			n[to] = math.MaxUint64
+			continue
+		}
+		n[to] += size + restoreMargin
+	}
+}
+
+// Require fails if a GPU has less free memory than the restore will take. This must be known
+// before the driver is asked: a process whose restore runs out of memory can never be restored again.
+func (n MemoryNeed) Require(ctx context.Context, driver *cudackpt.Driver) error {
+	for _, uuid := range slices.SortedFunc(maps.Keys(n), cudackpt.UUID.Compare) {
+		memory, err := driver.Memory(ctx, uuid)
+		if err != nil {
+			return &memoryError{fault.Because(err, fmt.Sprintf("cannot determine how much memory of %v is free (%v), and a restore that runs out of it would lose the process", uuid, err),
+				"run as root, and see whether nvidia-smi reports it")}
+		}
+		if memory.Free < n[uuid] {
+			return &memoryError{fault.New(fmt.Sprintf("%v has %d MiB free and the restore needs %d MiB", uuid, memory.Free>>20, n[uuid]>>20), "free memory on it, or map to another GPU")}
+		}
+	}
+	return nil
+}
+
+// wayBackFindings refuses processes that hold all but little of a GPU's memory: once they are checkpointed, they would need more
+// of it than they hold now to come back.
+func wayBackFindings(ctx context.Context, driver *cudackpt.Driver, processes []Process) (findings preflight.Findings) {
+	margins := make(MemoryNeed)
+	for _, p := range processes {
+		for uuid := range p.MemoryBytes {
+			margins[uuid] += restoreMargin
+		}
+	}
+	for _, uuid := range slices.SortedFunc(maps.Keys(margins), cudackpt.UUID.Compare) {
+		memory, err := driver.Memory(ctx, uuid)
+		if err == nil && memory.Free < margins[uuid] { // after an error no restore begins either
+			findings = append(findings, preflight.New(preflight.FindingGPUMemory,
+				fmt.Sprintf("%v has %d MiB free: to be sure that what is checkpointed can come back to it, %d MiB must be", uuid, memory.Free>>20, margins[uuid]>>20), "free memory on it"))
+		}
+	}
+	return findings
+}
+
+// neighborFindings refuse ranks with GPUs of their own while another program uses one of these. A GPU interrupts no
+// kernel of a process that the driver has restored (measured on 580.159.04). If one runs for some 4.5 s while another
+// process waits for its turn, the kernel module ends all work of the restored one (Xid 109, CUDA error 719). Kernels
+// of ranks wait for each other: for one that is late, and for one that is stopped by the next dump.
+func neighborFindings(ctx context.Context, driver *cudackpt.Driver, processes []Process) preflight.Findings {
+	used, most := make(map[cudackpt.UUID]bool), 0
+	for _, p := range processes {
+		for gpu := range p.Listed {
+			used[gpu] = true
+		}
+		most = max(most, len(p.Listed))
+	}
+	if most == len(used) { // one process uses them all
+		return nil
+	}
+	for _, gpu := range slices.SortedFunc(maps.Keys(used), cudackpt.UUID.Compare) {
+		pid, found := neighbor(ctx, processes, func() ([]int, error) { return driver.ContextsOn(ctx, gpu) }, isEnding)
+		if found {
+			return preflight.Findings{preflight.New(preflight.FindingGPUInUse, partner(processes, pid)+" uses a GPU of the "+
+				"ranks, too: once they have been restored, that GPU cannot interrupt their kernels, and ends them if one "+
+				"waits for another rank for some seconds", "")}
+		}
+	}
+	return nil
+}
+
+// endingPatience is how long the context of a program that is ending may stay on a GPU.
+const endingPatience = 5 * time.Second
+
+// neighbor returns a process with a context on a GPU that is none of processes. It waits for those that are ending:
+// their contexts go with them. An error of contexts says nothing about neighbors, and counts as none.
+func neighbor(ctx context.Context, processes []Process, contexts func() ([]int, error),
+	isEnding func(pid int) bool,
+) (pid int, found bool) {
+	patience, cancel := context.WithTimeout(ctx, endingPatience)
+	defer cancel()
+	tick := time.NewTicker(endingPatience / 100)
+	defer tick.Stop()
+	for {
+		pids, err := contexts()
+		if err != nil {
+			return 0, false
+		}
+		others := slices.DeleteFunc(pids, func(pid int) bool {
+			return slices.ContainsFunc(processes, func(p Process) bool { return p.PID == pid })
+		})
+		if len(others) == 0 {
+			return 0, false
+		}
+		if at := slices.IndexFunc(others, func(pid int) bool { return !isEnding(pid) }); at >= 0 {
+			return others[at], true
+		}
+		select {
+		case <-tick.C:
+		case <-patience.Done():
+			return others[0], true
+		}
+	}
+}
+
+// isEnding reports whether a process has ended, or is ending and will run no more code of its own.
+func isEnding(pid int) bool {
+	p, err := proc.Open(pid)
+	if err != nil {
+		return errors.Is(err, proc.ErrGone)
+	}
+	defer p.Close()
+	return p.Exiting()
+}
+
+// memoryError says that a GPU has too little free memory.
+type memoryError struct{ *fault.Explained }
+
+// DriverVersionError says that an image was made with another driver than this host has.
+type DriverVersionError struct {
+	*fault.Explained
+	Image, Host string // "580.159.04"
+}
+
+// PlanFinding turns the error of [Host.PlanRestore], the reason why a host cannot take an image,
+// into a finding.
+func PlanFinding(err error) preflight.Finding {
+	var mapError *gpumap.MapError
+	var version *DriverVersionError
+	var memory *memoryError
+	switch {
+	case errors.As(err, &version):
+		return preflight.Found(preflight.FindingDriverVersion, err)
+	case errors.As(err, &mapError):
+		return preflight.New(preflight.FindingGPUMap, mapError.Cause, mapError.Remedy)
+	case errors.As(err, &memory):
+		return preflight.Found(preflight.FindingGPUMemory, err)
+	}
+	return driverFinding(err)
+}
+
+// CheckImage finds the reasons for which a restore of an image on this host would be refused.
+func (h Host) CheckImage(ctx context.Context, dir string) (preflight.Findings, error) {
+	if absent := image.PresentFindings(dir); len(absent) > 0 {
+		return absent, nil
+	}
+	fine := func(name, message string) preflight.Findings {
+		return preflight.Findings{preflight.Fine(name, message)}
+	}
+	manifest, err := imagedir.ReadManifest(dir)
+	if errors.Is(err, os.ErrNotExist) {
+		return fine(preflight.FindingImage, "contains no CUDA process: criu restores it by itself"), nil
+	}
+	if err == nil {
+		err = manifest.MatchImages(dir)
+	}
+	if err != nil {
+		return preflight.Findings{preflight.Found(preflight.FindingImage, err)}, nil
+	}
+	findings := fine(preflight.FindingImage, fmt.Sprintf("%s, dumped %s with driver %s", units.Count(len(manifest.Processes), "CUDA process"), manifest.Created.Local().Format("2006-01-02 15:04:05"), manifest.DriverVersion))
+	if err := manifest.CheckPages(dir); err != nil {
+		findings = append(findings, preflight.Found(preflight.FindingImage, err))
+	}
+	driver, err := h.CheckpointDriver()
+	if err != nil {
+		return append(findings, driverFinding(err)), nil
+	}
+	plan, err := h.PlanRestore(ctx, driver, manifest)
+	for _, line := range plan.Summary() {
+		findings = append(findings, fine(preflight.FindingGPUMap, line)...)
+	}
+	if err != nil {
+		findings = append(findings, PlanFinding(err))
+	}
+	return findings, nil
+}
+
+// SurroundingsFindings refuse a restore on a host that lacks what the job was connected
+// with. criu finds that only when it has created processes. input is the standard input of
+// the criu that is to restore.
+func SurroundingsFindings(o image.Options, input *os.File) preflight.Findings {
+	var findings preflight.Findings
+	for _, name := range o.Sockets {
+		if !hasUNIXSocket(name) {
+			findings = append(findings, preflight.New(preflight.FindingUNIXSocket, fmt.Sprintf("the job sends to the UNIX socket %s, which does not exist here", name),
+				"start the service that has this socket, and restore again"))
+		}
+	}
+	if _, err := unix.IoctlGetTermios(int(input.Fd()), unix.TCGETS); err != nil && o.Terminal {
+		findings = append(findings, preflight.New(preflight.FindingTerminal, "the job uses a terminal, but the restore has none on its standard input", ""))
+	}
+	return findings
+}
+
+func hasUNIXSocket(name string) bool {
+	if filepath.IsAbs(name) {
+		info, err := os.Stat(name)
+		return err == nil && info.Mode().Type() == os.ModeSocket
+	}
+	list, err := os.ReadFile("/proc/net/unix")
+	return err != nil || strings.Contains(string(list), " "+name+"\n")
+}
+
+// AddressFindings refuse a restore if this host lacks an address on which the job waits for others, or a program
+// waits there. criu finds that when it has made processes; two jobs that set SO_REUSEPORT would divide the
+// clients without a word. It is a check, by a trial: a port that is free now may be taken by then.
+func AddressFindings(imageDir string) (findings preflight.Findings) {
+	bindings, _ := criuimage.Bindings(imageDir) // of an image that is read elsewhere, or damaged, there are none
+	isFree := func(b criuimage.Binding) bool {  // connections that nobody holds any more are removed before criu binds
+		here, err := proc.TCPSockets(os.Getpid())
+		return b.Kind == unix.SOCK_STREAM && err == nil && !slices.ContainsFunc(here, func(s proc.TCPSocket) bool {
+			return s.Local.Port() == b.Address.Port() && s.Inode != 0
+		})
+	}
+	for _, b := range bindings {
+		var err error
+		lasts(func() bool { // who had it may just be ending
+			if err = tryBinding(b); errors.Is(err, unix.EADDRINUSE) && isFree(b) {
+				err = nil
+			}
+			return err != nil
+		})
+		name := fmt.Sprintf("%s %v", map[int]string{unix.SOCK_STREAM: "TCP", unix.SOCK_DGRAM: "UDP"}[b.Kind], b.Address)
+		switch {
+		case errors.Is(err, unix.EADDRINUSE):
+			findings = append(findings, preflight.New(preflight.FindingTCPAddress, "the job waits for others at "+name+", which a program of this host uses",
+				fmt.Sprintf("end that program (ss -tulnp 'sport = %d' names it)", b.Address.Port())))
+		case errors.Is(err, unix.EADDRNOTAVAIL):
+			findings = append(findings, preflight.New(preflight.FindingTCPAddress, "the job waits for others at "+name+", an address that this host does not have",
+				"give this host the address (ip addr add)"))
+		}
+	}
+	return findings
+}
+
+// tryBinding binds a socket as criu would, but for SO_REUSEPORT, and closes it.
+func tryBinding(b criuimage.Binding) error {
+	family := unix.AF_INET
+	var address unix.Sockaddr
+	if port := int(b.Address.Port()); b.Address.Addr().Is4() {
+		address = &unix.SockaddrInet4{Port: port, Addr: b.Address.Addr().As4()}
+	} else {
+		family, address = unix.AF_INET6, &unix.SockaddrInet6{Port: port, Addr: b.Address.Addr().As16()}
+	}
+	fd, err := unix.Socket(family, b.Kind|unix.SOCK_CLOEXEC, 0)
+	if err != nil {
+		return err
+	}
+	defer unix.Close(fd)
+	value := map[bool]int{true: 1}
+	err = errors.Join(
+		unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_REUSEADDR, value[b.Kind == unix.SOCK_STREAM]), // as criu does
+		unix.SetsockoptInt(fd, unix.SOL_IP, unix.IP_FREEBIND, value[b.FreeBind]),
+	)
+	if err == nil && family == unix.AF_INET6 {
+		err = unix.SetsockoptInt(fd, unix.IPPROTO_IPV6, unix.IPV6_V6ONLY, value[b.OnlyIPv6])
+	}
+	if err != nil {
+		return err
+	}
+	return unix.Bind(fd, address)
+}
+
+// How long [TakenPIDs] waits for processes that are about to be gone: right after a dump that has ended
+// the job, or a restore that failed, they may still be exiting, or not reaped yet, or reaped while the
+// kernel has not yet freed their numbers.
+const (
+	exitTime = 30 * time.Second
+	reapTime = 10 * time.Second
+	sayAfter = 500 * time.Millisecond // what is over sooner is not worth a line
+)
+
+// TakenPIDs refuses a restore that needs pids which are in use on this host. criu finds that only
+// when it creates the processes. It is a check: a number that is free now may be taken by then. say is
+// told what it waits for.
+func TakenPIDs(ctx context.Context, needed []int, say func(text string)) (preflight.Findings, error) {
+	inner, err := proc.IsInInnerPIDNamespace()
+	if err != nil || inner {
+		return nil, err // what /proc shows are other pids than those that criu will get
+	}
+	begun, said := time.Now(), false
+	for reapFrom := begun; ; {
+		holders, err := proc.HoldersOf(needed)
+		if err != nil {
+			return nil, err
+		}
+		all := slices.SortedFunc(maps.Values(holders), func(a, b proc.Holder) int { return cmp.Compare(a.PID, b.PID) })
+		at := slices.IndexFunc(all, func(h proc.Holder) bool { return h.Exiting })
+		if at < 0 || time.Since(begun) > exitTime {
+			return takenFindings(holders), nil
+		}
+		if slices.ContainsFunc(all, func(h proc.Holder) bool { return h.Exiting && !h.Ended }) {
+			reapFrom = time.Now()
+		} else if time.Since(reapFrom) > reapTime {
+			return takenFindings(holders), nil
+		}
+		if h := all[at]; h.Ended && !said && time.Since(reapFrom) > sayAfter {
+			said = true
+			if h.PID == 0 {
+				say(fmt.Sprintf("the kernel has not yet freed the pids of processes that have ended; retrying for %v", reapTime))
+			} else {
+				say(fmt.Sprintf("pid %d is not yet reaped by PID %d; retrying for %v", h.PID, h.PPID, reapTime))
+			}
+		}
+		select {
+		case <-ctx.Done():
+			return nil, context.Cause(ctx)
+		case <-time.After(10 * time.Millisecond): // nobody but its parent is told that it was reaped
+		}
+	}
+}
+
+// takenFindings makes one finding for each process that has something which a restore needs: its pid,
+// rather than its other numbers.
+func takenFindings(holders map[int]proc.Holder) preflight.Findings {
+	numbers := make(map[int][]int) // by the pid of the process
+	for id, holder := range holders {
+		numbers[holder.PID] = append(numbers[holder.PID], id)
+	}
+	var findings preflight.Findings
+	for _, pid := range slices.Sorted(maps.Keys(numbers)) {
+		ids := numbers[pid]
+		first := slices.Min(ids)
+		if slices.Contains(ids, pid) {
+			first = pid
+		}
+		holder := holders[first]
+		message, remedy, of := fmt.Sprintf("has a %s that the image needs", holder.As), "", " of its threads and groups"
+		if pid == 0 {
+			message, remedy, of = fmt.Sprintf("the image needs pid %d, which the kernel has not freed, though /proc shows no process that has it", first),
+				"wait, or restore in a pid namespace of its own (unshare --pid --fork --mount-proc cucriu restore --foreground -D DIR)", ""
+		}
+		if n := len(ids) - 1; n > 0 {
+			message += fmt.Sprintf(" (and %s%s)", units.Count(n, "more ID"), of)
+		}
+		if holder.Ended && pid != 0 {
+			message = fmt.Sprintf("has ended, but is not yet reaped by PID %d, and has a %s that the image needs", holder.PPID, holder.As)
+			remedy = fmt.Sprintf("wait, or end process %d", holder.PPID)
+			if holder.PPID == 1 {
+				remedy = "wait; a container whose PID 1 never reaps needs an init that does (docker run --init)"
+			}
+		}
+		f := preflight.New(preflight.FindingPIDTaken, message, remedy)
+		f.PID, f.Process = pid, holder.Name
+		findings = append(findings, f)
+	}
+	return findings
+}

@@ -1,0 +1,185 @@
+package stages
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"os"
+	"slices"
+
+	"cucriu/hooks/preflight"
+	"cucriu/internal/core/engine"
+	"cucriu/internal/core/gpumap"
+	"cucriu/internal/core/inspect"
+	"cucriu/internal/core/journal"
+	"cucriu/internal/core/session"
+	"cucriu/internal/core/watch"
+	"cucriu/internal/kit/criuimage"
+	"cucriu/internal/kit/imagedir"
+	"cucriu/internal/kit/netlock"
+)
+
+// preRestore makes every check that needs no process. An error makes criu give up before it creates
+// anything.
+func (c *call) preRestore(ctx context.Context) (err error) {
+	defer func() { err = preflight.AsRefusal(err) }()
+	if err := c.checkImage(ctx); err != nil {
+		return err
+	}
+	manifest, err := imagedir.ReadManifest(c.stage.ImageDir)
+	if errors.Is(err, os.ErrNotExist) {
+		c.Log.Info("the image contains no CUDA process")
+		return freeAddresses(ctx, c.Log, c.stage.ImageDir)
+	}
+	if err == nil {
+		err = manifest.MatchImages(c.stage.ImageDir)
+	}
+	if err != nil {
+		return preflight.Findings{preflight.Found(preflight.FindingImage, err)}.Err()
+	}
+	go makeRoomForFiles(len(manifest.PageNames()))
+	watch.RecoverFirst(ctx, c.Env)
+	if err := c.refuseTakenPIDs(ctx); err != nil { // after what may just have ended a half-restored tree
+		return err
+	}
+	if err := c.Refuse(inspect.AddressFindings(c.stage.ImageDir)); err != nil {
+		return err
+	}
+	plan, err := planRestore(ctx, c.Env, c.Host(), manifest)
+	if err != nil {
+		return err
+	}
+	inputs, err := manifest.OpenPages(c.stage.ImageDir)
+	if err != nil {
+		return preflight.Findings{preflight.Found(preflight.FindingImage, err)}.Err()
+	}
+	defer imagedir.ClosePages(inputs)
+	var files []*os.File
+	for _, input := range inputs {
+		files = append(files, input.Files()...)
+	}
+	imageDir, err := c.stage.imagePath()
+	if err == nil {
+		err = freeAddresses(ctx, c.Log, c.stage.ImageDir)
+	}
+	if err != nil {
+		return err
+	}
+	mark, err := c.criu.Mark()
+	if err != nil {
+		c.Log.Debug("processes that criu creates cannot be identified by a mark", "error", err)
+	}
+	s, err := c.NewSession(journal.Record{
+		Kind: journal.KindRestore, Criu: c.criu.Ident, Mark: mark, CriuExe: watch.Executable(c.criu.PID), Client: c.stage.Client, ImageDir: imageDir,
+		LeaveStopped: c.criu.LeaveStopped, RootParent: c.criu.RootParent, Manifest: &manifest, Hold: c.stage.Hold,
+		Plan: plan, Map: c.Config.GPUs.Map, Unmapped: c.Config.GPUs.Unmapped,
+	}, c.stage.Action, c.begun)
+	if err != nil {
+		return err
+	}
+	defer s.Unlock()
+	if err := s.DoStep(journal.StepPreRestore, func() error { return s.StartWatcher(files...) }); err != nil {
+		return errors.Join(err, s.Close(journal.OutcomeGone, "refused at pre-restore, nothing was created"))
+	}
+	s.Note() // criu's time is counted from here
+	return nil
+}
+
+// checkImage compares an image with its checksums, if the configuration says so and the client does not. With
+// --auto-dedup, criu empties the image while it restores: no later stage could.
+func (c *call) checkImage(ctx context.Context) error {
+	if !c.Config.Checksums || c.stage.Checked {
+		return nil
+	}
+	err := imagedir.CheckSums(ctx, c.stage.ImageDir)
+	if err != nil {
+		name, _ := c.stage.imagePath() // criu's own ends with it
+		err = fmt.Errorf("image %s: %w", cmp.Or(name, c.stage.ImageDir), err)
+	}
+	return err
+}
+
+// planRestore plans where the GPU state of an image goes, and refuses one that has no place on the host.
+func planRestore(ctx context.Context, env *session.Env, host inspect.Host, m imagedir.Manifest) (gpumap.Pairs, error) {
+	if len(m.Processes) == 0 {
+		return nil, nil
+	}
+	driver, err := env.OpenDriver()
+	if err != nil {
+		return nil, err
+	}
+	plan, err := host.PlanRestore(ctx, driver, m)
+	for _, line := range plan.Explain() {
+		env.Log.Info("GPU map: " + line)
+	}
+	if err != nil && ctx.Err() == nil {
+		err = preflight.Findings{inspect.PlanFinding(err)}.Err()
+	}
+	return plan.Pairs(), err
+}
+
+// planAsSeen plans once more for processes that see other GPUs than this program: a container shows fewer. That is
+// known once criu has created them. This is the last stage at which criu undoes a restore.
+func (c *call) planAsSeen(ctx context.Context, s *session.Session) error {
+	driver, err := c.OpenDriver()
+	if err != nil {
+		return err
+	}
+	_, members, err := findMembers(&s.Record)
+	if err != nil {
+		return err
+	}
+	host := c.Host()
+	if host.Visible, err = engine.SeenByAll(driver, members); err != nil {
+		return err
+	}
+	own, err := driver.OwnGPUs()
+	if err != nil || slices.Equal(host.Visible, own) {
+		return err
+	}
+	host.Map, host.Unmapped = s.Map, s.Unmapped
+	if s.Plan, err = planRestore(ctx, c.Env, host, *s.Manifest); err != nil {
+		return err
+	}
+	return s.Save()
+}
+
+// freeAddresses frees the TCP addresses that criu is about to bind from connections that are over.
+func freeAddresses(ctx context.Context, log *slog.Logger, imageDir string) error {
+	addresses, err := criuimage.BoundAddresses(imageDir)
+	if err != nil {
+		return nil // criu itself judges its images, which may be streamed
+	}
+	n, err := netlock.FreeAddresses(ctx, addresses, func(n int) {
+		log.Warn("ports of the image have closed connections in TIME_WAIT, which this kernel does not let cucriu remove; retrying for up to 75s", "connections", n)
+	})
+	if n > 0 && err == nil {
+		log.Info("ports of the image are free again: their closed connections (TIME_WAIT) were removed", "connections", n)
+	}
+	if err != nil && !errors.Is(err, context.DeadlineExceeded) && ctx.Err() == nil {
+		log.Debug("closed connections (TIME_WAIT) could not be listed", "error", err)
+		return nil
+	}
+	return err
+}
+
+// refuseTakenPIDs refuses a restore that needs pids which are in use. criu would find that only when it
+// creates the processes.
+func (c *call) refuseTakenPIDs(ctx context.Context) error {
+	tree, err := criuimage.ReadTree(c.stage.ImageDir)
+	if err != nil || tree.OwnPIDs {
+		return nil // criu itself judges its images, which may be streamed
+	}
+	findings, err := inspect.TakenPIDs(ctx, tree.Numbers(), func(text string) { c.Log.Warn(text) })
+	if err != nil {
+		return err
+	}
+	name, err := c.stage.imagePath()
+	if err != nil {
+		return err
+	}
+	self := os.Getpid() // as an action script we have ended by then
+	return c.Refuse(c.ExplainTaken(name, slices.DeleteFunc(findings, func(f preflight.Finding) bool { return f.PID == self })))
+}

@@ -1,5 +1,0 @@
-// Package version holds the version, which the build sets.
-package version
-
-// Version is set by the linker: -X cucriu/internal/version.Version=….
-var Version = "dev"
