@@ -1,6 +1,7 @@
 package dump
 
 import (
+	"context"
 	"os"
 	"path/filepath"
 	"slices"
@@ -10,6 +11,7 @@ import (
 	"time"
 
 	"cucriu/hooks/preflight"
+	"cucriu/internal/kit/proc"
 	"cucriu/internal/testenv"
 )
 
@@ -148,4 +150,59 @@ func TestAFrozenTreeWithoutCUDADoesNotRunDuringItsDump(t *testing.T) {
 		}
 		write("freezer.state", "THAWED")
 	})
+}
+
+// TestAFrozenJobIsRefusedUnlessItsGroupIsNamed: criu would fail after a long wait, or never end.
+func TestAFrozenJobIsRefusedUnlessItsGroupIsNamed(t *testing.T) {
+	for version, hierarchy := range []string{1: "/sys/fs/cgroup/freezer", 2: "/sys/fs/cgroup"} {
+		if hierarchy == "" {
+			continue
+		}
+		t.Run("cgroup v"+strconv.Itoa(version), func(t *testing.T) {
+			testenv.Simulated(t, func(t *testing.T) {
+				testenv.MountCgroups(t, version)
+				host := testenv.NewHost(t, 1)
+				job := host.Start(1)
+				group := proc.Freezer{Dir: filepath.Join(hierarchy, "cucriu-e2e-"+strconv.FormatInt(time.Now().UnixNano(), 36)), V1: version == 1}
+				if err := os.Mkdir(group.Dir, 0o755); err != nil {
+					t.Fatal(err)
+				}
+				thaw := func() { // a frozen process does not die
+					if err := group.Thaw(context.Background()); err != nil {
+						t.Error(err)
+					}
+				}
+				t.Cleanup(func() {
+					thaw()
+					job.Kill()
+					if err := os.Remove(group.Dir); err != nil {
+						t.Error(err)
+					}
+				})
+				if err := os.WriteFile(filepath.Join(group.Dir, "cgroup.procs"), []byte(job.Root()), 0); err != nil {
+					t.Fatal(err)
+				}
+				if err := group.Freeze(t.Context()); err != nil {
+					t.Fatal(err)
+				}
+				remedy := "--freeze-cgroup " + group.Dir
+				found := testenv.OnlyError(t, testenv.Check(t, host, "-t", job.Root()), preflight.FindingFrozen)
+				if !strings.Contains(found.Remedy, remedy) {
+					t.Errorf("check does not say %s: %v", remedy, found)
+				}
+				out := testenv.Exits(t, host, testenv.StatusRefused, "dump", "-t", job.Root(), "-D", filepath.Join(t.TempDir(), "images"))
+				if !strings.Contains(out, "frozen: ") || !strings.Contains(out, remedy) {
+					t.Errorf("dump does not say %s:\n%s", remedy, out)
+				}
+				if run := host.TryDump(job, t.TempDir()); run.Err == nil || !strings.Contains(run.Log, "refused, nothing was touched: "+preflight.FindingFrozen) {
+					t.Errorf("criu dump: %v\n%s", run.Err, run.Lines())
+				}
+				images := host.Dump(job, "--freeze-cgroup", group.Dir, "--manage-cgroups=ignore")
+				thaw()
+				testenv.Eventually(t, testenv.Soon, "the dumped job has ended", job.Gone)
+				host.Restore(images, "--manage-cgroups=ignore")
+				job.Runs()
+			})
+		})
+	}
 }

@@ -323,18 +323,25 @@ func (h Host) CheckJob(ctx context.Context, root int, imageDir string) (prefligh
 	if err != nil {
 		return nil, err
 	}
-	var findings preflight.Findings
+	freezers, err := proc.FrozenTree(root)
+	if err != nil {
+		return nil, err
+	}
+	findings := FrozenFindings(freezers)
 	for i := range in.Processes {
 		m := &in.Processes[i]
-		halted, err := haltedFindings(hierarchies, m)
+		frozen, err := hierarchies.FrozenBy(m.PID)
 		if errors.Is(err, proc.ErrGone) {
 			continue
 		}
 		if err != nil {
 			return nil, err
 		}
-		findings = append(append(findings, m.summary()), halted...)
-		if len(halted) > 0 { // the driver would not answer until the process runs again
+		findings = append(findings, m.summary())
+		if m.Stopped && len(frozen) == 0 {
+			findings = append(findings, m.about(preflight.Fine(preflight.FindingStopped, "is stopped, and stays stopped through dump and restore")))
+		}
+		if m.Stopped || len(frozen) > 0 { // the driver would not answer until the process runs again
 			if p, err := s.Process(m.PID); err == nil && len(p.Driver().Devices) == 0 { // only a checkpoint lets go of all
 				findings = append(findings, StateFindings(m, cudackpt.StateCheckpointed)...)
 			}
@@ -355,18 +362,12 @@ func (h Host) CheckJob(ctx context.Context, root int, imageDir string) (prefligh
 	return slices.Concat(findings, options, in.Findings), err
 }
 
-// haltedFindings says that a process is stopped or frozen, which is no obstacle to a dump.
-func haltedFindings(hierarchies *proc.Hierarchies, m *Process) (preflight.Findings, error) {
-	frozen, err := hierarchies.FrozenBy(m.PID)
-	if err != nil {
-		return nil, err
+// FrozenFindings refuse a tree of which control groups have frozen a part. criu can dump it only if it is told the group:
+// it waits without end for processes that do not run, or for those that do not answer ptrace.
+func FrozenFindings(freezers []proc.Freezer) (findings preflight.Findings) {
+	for _, freezer := range freezers {
+		findings = append(findings, preflight.New(preflight.FindingFrozen, "the job, or a part of it, is frozen by control group "+freezer.Dir,
+			"thaw it first, or name the group to cucriu dump: --freeze-cgroup "+freezer.Dir))
 	}
-	var findings preflight.Findings
-	for _, freezer := range frozen {
-		findings = append(findings, m.about(preflight.Fine(preflight.FindingFrozen, "is frozen by control group "+freezer.Dir+", which a dump thaws temporarily")))
-	}
-	if m.Stopped && len(frozen) == 0 {
-		findings = append(findings, m.about(preflight.Fine(preflight.FindingStopped, "is stopped, and stays stopped through dump and restore")))
-	}
-	return findings, nil
+	return findings
 }

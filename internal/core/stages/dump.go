@@ -144,7 +144,7 @@ func (d *dump) noteStopped(look func(root int) (*inventory.Tree, error)) error {
 // The driver can say nothing of a frozen process, so what is paused is thawed first, and the journal
 // notes it before that.
 func (d *dump) begin(ctx context.Context) (err error) {
-	if d.paused, err = frozen(d.Root); err != nil {
+	if d.paused, err = proc.FrozenTree(d.Root); err != nil {
 		return err
 	}
 	if len(d.paused) == 0 {
@@ -318,6 +318,13 @@ func (d *dump) inspect(ctx context.Context) error {
 	} else if seen.UsesCUDA() {
 		seen.Findings = append(seen.Findings, findings...)
 	}
+	if !d.criu.RPC && !d.criu.FreezeCgroup { // whoever freezes a container tells criu by which group, over RPC
+		paused, err := proc.FrozenTree(d.Root)
+		if err != nil {
+			return err
+		}
+		seen.Findings = append(seen.Findings, inspect.FrozenFindings(paused)...)
+	}
 	if d.criu.RPC { // these depend on options that cannot be seen under RPC
 		seen.Findings = seen.Findings.Soften(preflight.FindingCUDAPlugin, preflight.FindingPluginDir, preflight.FindingDiskSpace)
 	}
@@ -377,7 +384,7 @@ func (d *dump) awaitEarlier(ctx context.Context) error {
 			return other.Conflict()
 		}
 		// The watcher of that dump waits until the paused container is resumed.
-		paused, err := frozen(d.Root)
+		paused, err := proc.FrozenTree(d.Root)
 		if err == nil {
 			err = d.thaw(ctx, paused)
 		}

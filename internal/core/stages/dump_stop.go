@@ -196,32 +196,6 @@ func (d *dump) parkOther(ctx context.Context, other *proc.Process) (*inject.Park
 	return parked, d.ParkedOrStopped(ctx, other, err)
 }
 
-// frozen finds the freezers that keep a part of a tree from running. The container engine froze them
-// before it called criu.
-func frozen(root int) ([]proc.Freezer, error) {
-	pids, err := proc.Tree(root)
-	if err != nil {
-		return nil, err
-	}
-	hierarchies, err := proc.ReadHierarchies()
-	if err != nil {
-		return nil, err
-	}
-	var all []proc.Freezer
-	for _, pid := range pids {
-		freezers, err := hierarchies.FrozenBy(pid)
-		if err != nil && !errors.Is(err, proc.ErrGone) {
-			return nil, err
-		}
-		for _, freezer := range freezers {
-			if !slices.Contains(all, freezer) {
-				all = append(all, freezer)
-			}
-		}
-	}
-	return all, nil
-}
-
 func (d *dump) thaw(ctx context.Context, freezers []proc.Freezer) error {
 	for _, freezer := range freezers {
 		d.Log.Info("thawing what the container engine froze", "cgroup", freezer.Dir)

@@ -182,6 +182,31 @@ func (h *Hierarchies) FrozenBy(pid int) ([]Freezer, error) {
 	return FrozenOf(freezers)
 }
 
+// FrozenTree returns the freezers that keep a part of a tree from running.
+func FrozenTree(root int) ([]Freezer, error) {
+	pids, err := Tree(root)
+	if err != nil {
+		return nil, err
+	}
+	hierarchies, err := ReadHierarchies()
+	if err != nil {
+		return nil, err
+	}
+	var all []Freezer
+	for _, pid := range pids {
+		freezers, err := hierarchies.FrozenBy(pid)
+		if err != nil && !errors.Is(err, ErrGone) {
+			return nil, err
+		}
+		for _, freezer := range freezers {
+			if !slices.Contains(all, freezer) {
+				all = append(all, freezer)
+			}
+		}
+	}
+	return all, nil
+}
+
 // FrozenOf returns those freezers that are frozen. One that does not exist any more is not.
 func FrozenOf(freezers []Freezer) ([]Freezer, error) {
 	var frozen []Freezer
