@@ -188,6 +188,9 @@ func (s *starter) resume(ctx context.Context, c store.Checkpoint) error {
 	if err != nil {
 		return err
 	}
+	if err := g.Require(len(c.GPUs)); err != nil {
+		return preflight.AsRefusal(err)
+	}
 	clocks := &sandbox.Clocks{Monotonic: time.Duration(c.Clocks.Monotonic), Boottime: time.Duration(c.Clocks.Boottime)}
 	if err := s.newSandbox(ctx, g, sandbox.Spec{Clocks: clocks, FirstPID: first, Root: c.RootPID}); err != nil {
 		return err

@@ -2,6 +2,7 @@ package run
 
 import (
 	"encoding/json"
+	"fmt"
 	"io"
 	"net"
 	"os"
@@ -141,8 +142,11 @@ func TestAJobThatSawTwoGPUsIsNotResumedOnOne(t *testing.T) {
 		r.signal(unix.SIGTERM)
 		r.ends(requeue)
 		newest := w.newest()
-		w.host.Setenv("CUDA_VISIBLE_DEVICES", "0")
-		w.run().ends(125, "checkpoint "+newest, "cannot be restored here", "and this host shows ")
+		for value, shown := range map[string]int{"0": 1, "7": 0, "none": 0, "": 0} {
+			w.host.Setenv("CUDA_VISIBLE_DEVICES", value)
+			w.run().ends(125, "checkpoint "+newest, "cannot be restored here: the job could see 2 GPUs",
+				fmt.Sprintf("and CUDA_VISIBLE_DEVICES=%s shows it %d of the 3 of this host: let it name 2 ", value, shown))
+		}
 		w.host.Setenv("CUDA_VISIBLE_DEVICES", "2,0")
 		r = w.run()
 		r.says("resumes from checkpoint " + newest)

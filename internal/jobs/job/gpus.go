@@ -12,6 +12,8 @@ import (
 
 	"cucriu/cudackpt"
 	"cucriu/hooks"
+	"cucriu/internal/kit/fault"
+	"cucriu/internal/kit/units"
 )
 
 // visibleDevices is the variable by which schedulers tell a job its GPUs.
@@ -24,6 +26,7 @@ type GPUs struct {
 	Visible []cudackpt.GPU // in the order of the PCI bus
 	order   []cudackpt.GPU // in that of CUDA_VISIBLE_DEVICES
 	Hidden  []string       // device nodes
+	named   string         // CUDA_VISIBLE_DEVICES
 }
 
 // GivenGPUs finds out which GPUs this run was given: those of CUDA_VISIBLE_DEVICES, else all,
@@ -38,7 +41,8 @@ func GivenGPUs(hook *hooks.Hook, env []string, adopted bool) (GPUs, error) {
 		return GPUs{}, nil
 	}
 	chosen := host
-	if value, is := lookup(env, visibleDevices); is {
+	value, is := lookup(env, visibleDevices)
+	if is {
 		if chosen, err = chooseGPUs(host, value); err != nil {
 			return GPUs{}, fmt.Errorf("%s=%s: %w", visibleDevices, value, err)
 		}
@@ -46,7 +50,7 @@ func GivenGPUs(hook *hooks.Hook, env []string, adopted bool) (GPUs, error) {
 	if adopted { // the job has seen all of them
 		return GPUs{Visible: host, order: host}, nil
 	}
-	g := GPUs{order: chosen}
+	g := GPUs{order: chosen, named: value}
 	for _, gpu := range host {
 		node := filepath.Join(hook.Config.Driver.Root, "dev", "nvidia"+strconv.Itoa(gpu.Minor))
 		if slices.Contains(chosen, gpu) && !denied(node) {
@@ -56,6 +60,18 @@ func GivenGPUs(hook *hooks.Hook, env []string, adopted bool) (GPUs, error) {
 		}
 	}
 	return g, nil
+}
+
+// Require refuses to resume a job that could see more GPUs if CUDA_VISIBLE_DEVICES hides some from it. Without that
+// variable, the restore says what is missing.
+func (g GPUs) Require(seen int) error {
+	host := len(g.Visible) + len(g.Hidden)
+	if len(g.Visible) >= seen || len(g.order) == host {
+		return nil
+	}
+	cause := fmt.Sprintf("the job could see %s, and %s=%s shows it %d of the %d of this host",
+		units.Count(seen, "GPU"), visibleDevices, g.named, len(g.Visible), host)
+	return fault.New(cause, fmt.Sprintf("let it name %d that cucriu gpus lists, by index or UUID", seen))
 }
 
 // denied reports whether a device cannot be opened because a control group forbids it.

@@ -64,3 +64,22 @@ func TestGPUsAreRenumberedWhereOnlyTheyAreVisible(t *testing.T) {
 		t.Errorf("it was set: %v", got)
 	}
 }
+
+func TestOnlyTheVariableIsBlamedForWhatItHides(t *testing.T) {
+	all := host(t)
+	for name, test := range map[string]struct {
+		gpus    GPUs
+		refused bool
+	}{
+		"enough":                  {GPUs{Visible: all[1:], order: all[1:], Hidden: []string{"0"}}, false},
+		"too few":                 {GPUs{Visible: all[:1], order: all[:1], Hidden: []string{"1", "2"}}, true},
+		"none":                    {GPUs{Hidden: []string{"0", "1", "2"}}, true},
+		"hidden by control group": {GPUs{Visible: all[:1], order: all, Hidden: []string{"1", "2"}}, false},
+		"a small host":            {GPUs{Visible: all[:1], order: all[:1]}, false},
+		"no driver":               {GPUs{}, false},
+	} {
+		if err := test.gpus.Require(2); (err != nil) != test.refused {
+			t.Errorf("%s: %v", name, err)
+		}
+	}
+}
