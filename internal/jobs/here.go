@@ -14,6 +14,7 @@ import (
 	"cucriu/hooks/checkpoint"
 	"cucriu/hooks/preflight"
 	"cucriu/internal/jobs/sandbox"
+	"cucriu/internal/kit/fault"
 	"cucriu/internal/kit/proc"
 )
 
@@ -42,7 +43,8 @@ func checkHere(ctx context.Context, s *core) error {
 	}
 	for _, tool := range []string{"unshare", "nsenter"} {
 		if _, err := exec.LookPath(tool); err != nil {
-			return fmt.Errorf("%w: install util-linux", err)
+			return fault.Because(err, fmt.Sprintf("%s of util-linux was not found in PATH=%s", tool, os.Getenv("PATH")),
+				"let PATH name its directory, such as /usr/bin, or install util-linux")
 		}
 	}
 	status, err := proc.ReadStatus(os.Getpid())

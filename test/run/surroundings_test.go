@@ -200,3 +200,15 @@ func TestAnotherUsersJobNeedsCapSysResource(t *testing.T) {
 		w.run().ends(125, "has the credentials of user ", "but the job should run as root")
 	})
 }
+
+// TestAPathWithoutTheSystemsProgramsIsNamed: they are installed.
+func TestAPathWithoutTheSystemsProgramsIsNamed(t *testing.T) {
+	testenv.Simulated(t, func(t *testing.T) {
+		w := newWorld(t)
+		for _, value := range []string{"", "/nonexistent"} {
+			w.host.Setenv("PATH", value)
+			w.run().ends(125, "unshare of util-linux was not found in PATH="+value+": let PATH name its directory")
+			w.nothingLeft()
+		}
+	})
+}
