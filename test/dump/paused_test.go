@@ -163,7 +163,8 @@ func TestAFrozenJobIsRefusedUnlessItsGroupIsNamed(t *testing.T) {
 				testenv.MountCgroups(t, version)
 				host := testenv.NewHost(t, 1)
 				job := host.Start(1)
-				group := proc.Freezer{Dir: filepath.Join(hierarchy, "cucriu-e2e-"+strconv.FormatInt(time.Now().UnixNano(), 36)), V1: version == 1}
+				name := "cucriu-e2e-" + strconv.FormatInt(time.Now().UnixNano(), 36)
+				group := proc.Freezer{Dir: filepath.Join(hierarchy, name), V1: version == 1}
 				if err := os.Mkdir(group.Dir, 0o755); err != nil {
 					t.Fatal(err)
 				}
@@ -190,14 +191,16 @@ func TestAFrozenJobIsRefusedUnlessItsGroupIsNamed(t *testing.T) {
 				if !strings.Contains(found.Remedy, remedy) {
 					t.Errorf("check does not say %s: %v", remedy, found)
 				}
-				out := testenv.Exits(t, host, testenv.StatusRefused, "dump", "-t", job.Root(), "-D", filepath.Join(t.TempDir(), "images"))
+				images := filepath.Join(t.TempDir(), "images")
+				out := testenv.Exits(t, host, testenv.StatusRefused, "dump", "-t", job.Root(), "-D", images)
 				if !strings.Contains(out, "frozen: ") || !strings.Contains(out, remedy) {
 					t.Errorf("dump does not say %s:\n%s", remedy, out)
 				}
-				if run := host.TryDump(job, t.TempDir()); run.Err == nil || !strings.Contains(run.Log, "refused, nothing was touched: "+preflight.FindingFrozen) {
+				words := "refused, nothing was touched: " + preflight.FindingFrozen
+				if run := host.TryDump(job, t.TempDir()); run.Err == nil || !strings.Contains(run.Log, words) {
 					t.Errorf("criu dump: %v\n%s", run.Err, run.Lines())
 				}
-				images := host.Dump(job, "--freeze-cgroup", group.Dir, "--manage-cgroups=ignore")
+				images = host.Dump(job, "--freeze-cgroup", group.Dir, "--manage-cgroups=ignore")
 				thaw()
 				testenv.Eventually(t, testenv.Soon, "the dumped job has ended", job.Gone)
 				host.Restore(images, "--manage-cgroups=ignore")

@@ -339,7 +339,8 @@ func (h Host) CheckJob(ctx context.Context, root int, imageDir string) (prefligh
 		}
 		findings = append(findings, m.summary())
 		if m.Stopped && len(frozen) == 0 {
-			findings = append(findings, m.about(preflight.Fine(preflight.FindingStopped, "is stopped, and stays stopped through dump and restore")))
+			findings = append(findings, m.about(preflight.Fine(preflight.FindingStopped,
+				"is stopped, and stays stopped through dump and restore")))
 		}
 		if m.Stopped || len(frozen) > 0 { // the driver would not answer until the process runs again
 			if p, err := s.Process(m.PID); err == nil && len(p.Driver().Devices) == 0 { // only a checkpoint lets go of all
@@ -362,11 +363,12 @@ func (h Host) CheckJob(ctx context.Context, root int, imageDir string) (prefligh
 	return slices.Concat(findings, options, in.Findings), err
 }
 
-// FrozenFindings refuse a tree of which control groups have frozen a part. criu can dump it only if it is told the group:
-// it waits without end for processes that do not run, or for those that do not answer ptrace.
+// FrozenFindings refuse a tree of which control groups have frozen a part. criu can dump it only if it is told the
+// group: frozen processes do not answer ptrace (cgroup v1), or do not run what criu brings into them (v2).
 func FrozenFindings(freezers []proc.Freezer) (findings preflight.Findings) {
 	for _, freezer := range freezers {
-		findings = append(findings, preflight.New(preflight.FindingFrozen, "the job, or a part of it, is frozen by control group "+freezer.Dir,
+		findings = append(findings, preflight.New(preflight.FindingFrozen,
+			"the job, or a part of it, is frozen by control group "+freezer.Dir,
 			"thaw it first, or name the group to cucriu dump: --freeze-cgroup "+freezer.Dir))
 	}
 	return findings
