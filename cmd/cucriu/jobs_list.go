@@ -92,6 +92,8 @@ func writeJobs(out io.Writer, all []jobs.Local) {
 		switch l.State {
 		case jobs.StateUnattended:
 			table.below("run the same cucriu run command again to resume supervision")
+		case jobs.StateUntold:
+			table.below("the same cucriu run says how, and resumes it unless it has finished")
 		case jobs.StateHalted:
 			table.below("its cucriu run makes no checkpoints while it is stopped: " + jobs.HaltedRemedy(l.PID))
 		}

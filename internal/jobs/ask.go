@@ -15,6 +15,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"cucriu/hooks/preflight"
+	"cucriu/internal/jobs/store"
 	"cucriu/internal/kit/fault"
 	"cucriu/internal/kit/proc"
 )
@@ -33,6 +34,8 @@ func NoSupervisor(job Local) error {
 			break
 		}
 		meaning, remedy = "runs without a supervisor", "run the same cucriu run command again to resume supervision"
+	case StateUntold:
+		meaning, remedy = "has ended since its supervisor had gone", untoldRemedy(job)
 	case StateMoved:
 		meaning, remedy = "has "+job.Describe(), "run this there"
 	case StateStopped:
@@ -44,7 +47,15 @@ func NoSupervisor(job Local) error {
 	case StateEnded, StatePreempted, StateFailed, StateGone:
 		meaning, remedy = "does not run: "+job.Describe(), "to resume it, cucriu run --dir "+job.Dir
 	}
+	if owner, err := store.OwnerOf(job.Dir); err == nil && job.State == StateIdle && owner.IsHere() {
+		meaning = fmt.Sprintf("runs here under process %d, but what it has in the run directory was removed: it can make no checkpoint any more, and nobody can reach it", owner.PID)
+		remedy = fmt.Sprintf("let it end, or kill -TERM %d, and resume it from its last checkpoint with the same cucriu run", owner.PID)
+	}
 	return preflight.AsRefusal(fault.Because(ErrNoSupervisor, fmt.Sprintf("%s (%s) %s", job.Name, job.Dir, meaning), remedy))
+}
+
+func untoldRemedy(job Local) string {
+	return fmt.Sprintf("the same cucriu run says how, and resumes it unless it has finished; to give it up, kill -9 %d, and cucriu jobs rm %s", job.Init.PID, job.Name)
 }
 
 // Ask asks the supervisor of a job of this host for something, and waits until it is done.

@@ -88,6 +88,7 @@ func TestWhatIsKnownOfAJobIsLookedAtAgain(t *testing.T) {
 	}{
 		"its supervisor was killed":             {func(l *Local) { l.Init = &self }, StateUnattended},
 		"paused, and its supervisor was killed": {func(l *Local) { l.Init, l.State = &self, StatePaused }, StateUnattended},
+		"it has ended since":                    {func(l *Local) { l.Init, l.Command = &self, &gone }, StateUntold},
 		"all of it was killed":                  {func(l *Local) { l.Init = &gone }, StateGone},
 		"killed when it began":                  {func(l *Local) { l.State = StateBegins }, StateGone},
 		"preempted":                             {func(l *Local) { l.Init, l.State = &gone, StatePreempted }, StatePreempted},

@@ -44,6 +44,8 @@ const (
 	StateArriving   State = "arriving" // it is on its way to this host
 	// StateUnattended is a job that runs although its supervisor has gone.
 	StateUnattended State = "no supervisor"
+	// StateUntold is a job that has ended since its supervisor had gone: the next one learns how.
+	StateUntold State = "ended, no supervisor"
 	// StateHalted is a job whose supervisor is stopped, as by Ctrl-Z: it makes no checkpoints and answers nobody.
 	StateHalted State = "supervisor stopped"
 	// StateGone is a job that was killed together with its supervisor.
@@ -275,13 +277,32 @@ func readLocal(folder string) (Local, error) {
 	}
 	l.PID, l.Next = 0, time.Time{}
 	if l.alive {
-		l.State = StateUnattended
+		if l.State = StateUnattended; l.isOver() {
+			l.State = StateUntold
+		}
 		return l, nil
 	}
 	if slices.Contains([]State{StateBegins, StateRunning, StateCheckpoint, StatePaused}, l.State) {
 		l.State = StateGone
 	}
 	return l, nil
+}
+
+// isOver reports whether of a job only the first process of its sandbox is left, which waits to tell how the job ended.
+func (l *Local) isOver() bool {
+	if l.Init == nil || l.Command == nil {
+		return false
+	}
+	init, err := proc.IdentOf(l.Init.PID)
+	children, childrenErr := proc.Children(l.Init.PID)
+	if err != nil || init != *l.Init || childrenErr != nil || len(children) > 0 {
+		return false
+	}
+	command, err := proc.Reopen(*l.Command)
+	if err == nil {
+		command.Close()
+	}
+	return errors.Is(err, proc.ErrGone)
 }
 
 // statusFile is where a supervisor writes what the host knows of its job.

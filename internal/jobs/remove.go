@@ -47,6 +47,9 @@ func Remove(ctx context.Context, hook *hooks.Hook, job Local, agreed, keepOutput
 	if err := l.claim(ctx); err != nil { // it has a supervisor
 		return refuse(err)
 	}
+	if l.runsOn && job.State == StateUntold {
+		return refuse(fault.New("how it has ended is not known yet", untoldRemedy(job)))
+	}
 	if l.runsOn {
 		return refuse(errors.New("it runs without a supervisor: end it first: the same cucriu run, then cucriu jobs stop"))
 	}

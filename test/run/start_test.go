@@ -5,7 +5,9 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 
@@ -365,5 +367,62 @@ func TestAJobIsNotDumpedFromOutsideOfItsSandbox(t *testing.T) {
 		testenv.RefusedAsContainer(t, w.host, root)
 		w.ticks(3)
 		w.finish(r)
+	})
+}
+
+// TestAJobEndsWithoutASupervisor: it does not count as running, and can be given up as is said.
+func TestAJobEndsWithoutASupervisor(t *testing.T) {
+	testenv.Simulated(t, func(t *testing.T) {
+		w := newWorld(t)
+		r := w.run()
+		r.verified(1)
+		name := filepath.Base(w.dir)
+		r.kill()
+		for _, pid := range testenv.PIDs() {
+			if slices.Equal(testenv.CommandLine(pid), w.command) {
+				_ = unix.Kill(pid, unix.SIGKILL)
+			}
+		}
+		var out string
+		testenv.Eventually(t, testenv.Soon, "the list says that it has ended", func() bool {
+			out, _ = w.host.Cucriu("jobs", "list")
+			return strings.Contains(out, "ended, no supervisor")
+		})
+		testenv.Exits(t, w.host, testenv.StatusRefused, "jobs", "stop", w.dir)
+		out = testenv.Exits(t, w.host, testenv.StatusRefused, "jobs", "rm", "--yes", w.dir)
+		_, remedy, _ := strings.Cut(out, "to give it up, ")
+		remedy, _, _ = strings.Cut(strings.TrimSpace(remedy), ", and ")
+		if out, err := exec.Command("sh", "-c", remedy).CombinedOutput(); err != nil || !strings.HasPrefix(remedy, "kill -9 ") {
+			t.Fatalf("%q: %v %s", remedy, err, out)
+		}
+		testenv.Eventually(t, testenv.Soon, name+" is removed", func() bool {
+			_, err := w.host.Cucriu("jobs", "rm", "--yes", w.dir)
+			return err == nil
+		})
+	})
+}
+
+// TestTheRunDirectoryIsRemovedUnderAJob: it runs on, and what is said is true.
+func TestTheRunDirectoryIsRemovedUnderAJob(t *testing.T) {
+	testenv.Simulated(t, func(t *testing.T) {
+		w := newWorld(t)
+		r := w.run("--every", "0")
+		w.ticks(3)
+		testenv.Exits(t, w.host, 0, "jobs", "checkpoint", w.dir)
+		if err := os.RemoveAll(w.host.RunDir); err != nil {
+			t.Fatal(err)
+		}
+		out := testenv.Exits(t, w.host, testenv.StatusRefused, "jobs", "checkpoint", w.dir)
+		_, remedy, _ := strings.Cut(out, "let it end, or ")
+		remedy, _, _ = strings.Cut(remedy, ", and resume")
+		if !strings.Contains(out, "runs here under process ") || !strings.HasPrefix(remedy, "kill -TERM ") {
+			t.Fatalf("it is said: %s", out)
+		}
+		w.ticks(3)
+		if out, err := exec.Command("sh", "-c", remedy).CombinedOutput(); err != nil {
+			t.Fatalf("%q: %v %s", remedy, err, out)
+		}
+		r.ends(75)
+		w.finish(w.run())
 	})
 }

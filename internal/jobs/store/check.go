@@ -12,6 +12,8 @@ import (
 	"slices"
 	"time"
 
+	"golang.org/x/sys/unix"
+
 	"cucriu/internal/kit/durable"
 	"cucriu/internal/kit/imagedir"
 	"cucriu/internal/kit/pages"
@@ -59,12 +61,12 @@ func (s *Store) Verify(ctx context.Context, c Checkpoint, workers int, read func
 	case err != nil:
 		return err
 	}
-	if err := damagedKind.Remove(c.Dir); err != nil {
-		return err
+	err = damagedKind.Remove(c.Dir)
+	if err == nil {
+		err = verifiedKind.Write(c.Dir, verified{At: time.Now().UTC(), CRC32C: c.sum})
 	}
-	err = verifiedKind.Write(c.Dir, verified{At: time.Now().UTC(), CRC32C: c.sum})
-	if durable.IsFull(err) {
-		s.log.Warn("A checkpoint is complete, but the disk has no room to record that", "checkpoint", c.Name)
+	if durable.IsFull(err) || errors.Is(err, unix.EROFS) {
+		s.log.Warn("A checkpoint is complete, but that cannot be recorded", "checkpoint", c.Name, "error", err)
 		err = nil
 	}
 	return err

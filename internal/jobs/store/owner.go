@@ -90,6 +90,12 @@ func readOwner(dir string) (Owner, error) {
 // if nobody has.
 func (s *Store) Owner() (Owner, error) { return readOwner(s.dir) }
 
+// OwnerOf returns the record of who owns the store in a directory. It is the zero Owner if nobody has.
+func OwnerOf(dir string) (Owner, error) { return readOwner(dir) }
+
+// IsHere reports whether the owner is a process of this host that lives, and has not released the store.
+func (o Owner) IsHere() bool { return !o.Released && o.IsOfThisBoot() && o.lives() }
+
 // Previous returns who owned the store before this one. It is the zero Owner if nobody did, or if
 // that is not known.
 func (s *Store) Previous() Owner { return s.before }
