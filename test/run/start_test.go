@@ -426,3 +426,29 @@ func TestTheRunDirectoryIsRemovedUnderAJob(t *testing.T) {
 		w.finish(w.run())
 	})
 }
+
+// TestCheckpointsAreVerifiedOnAReadOnlyFileSystem, as of a backup.
+func TestCheckpointsAreVerifiedOnAReadOnlyFileSystem(t *testing.T) {
+	testenv.Simulated(t, func(t *testing.T) {
+		w := newWorld(t)
+		r := w.run()
+		r.verified(1)
+		r.signal(unix.SIGTERM)
+		r.ends(75)
+		err := unix.Mount(w.dir, w.dir, "", unix.MS_BIND, "")
+		if err == nil {
+			err = unix.Mount("", w.dir, "", unix.MS_REMOUNT|unix.MS_BIND|unix.MS_RDONLY, "")
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		out := testenv.Exits(t, w.host, 0, "jobs", "verify", w.dir)
+		if err := unix.Unmount(w.dir, 0); err != nil {
+			t.Fatal(err)
+		}
+		if !strings.Contains(out, "is intact") {
+			t.Error(out)
+		}
+		w.finish(w.run())
+	})
+}
