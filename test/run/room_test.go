@@ -4,11 +4,14 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
+	"strconv"
 	"strings"
 	"testing"
 
 	"golang.org/x/sys/unix"
 
+	"cucriu/internal/kit/proc"
 	"cucriu/internal/testenv"
 )
 
@@ -64,6 +67,56 @@ func TestMemoryTakesRoomByItsContent(t *testing.T) {
 			})
 		})
 	}
+}
+
+// TestTheMemoryGroupHasRoomForWhatTheDriverMoves, or the image goes to the disk, or the checkpoint is refused. Where the
+// library leaves all memory to the driver, nobody counted it: the group's out-of-memory killer ended the job.
+func TestTheMemoryGroupHasRoomForWhatTheDriverMoves(t *testing.T) {
+	testenv.Simulated(t, func(t *testing.T) {
+		group, limitFile := testenv.MemoryGroup(t)
+		if group == "" {
+			t.Skip("this kernel mounts no memory controller in which a group could be made")
+		}
+		w := emptyWorld(t)
+		w.command = []string{testenv.Artefact(t, "make workload", "build", "workload", "cudawork"), "--dir", w.work, "--mib", "200"}
+		w.cuda = w.work
+		// The library of the tests' own program moves less than others do.
+		program := testenv.Artefact(t, "make build", "bin", "cucriu")
+		enter := []string{"-c", `echo 0 >"$0" && exec "$@"`, filepath.Join(group, "cgroup.procs")}
+		cmd := w.host.Command("/bin/sh", slices.Concat(enter, []string{program, "run", "--dir", w.dir, "--every", "1h", "--"}, w.command)...)
+		limit := func(bytes uint64) {
+			testenv.WriteFile(t, filepath.Join(group, limitFile), strconv.FormatUint(bytes, 10))
+		}
+		limit(plenty)
+		r := w.start(cmd, nil)
+		w.ticks(3)
+		for _, test := range []struct {
+			room uint64
+			fits bool
+		}{{300 << 20, keepsOnDisk(t, w.dir)}, {150 << 20, false}} {
+			limit(plenty)
+			groups, err := proc.System{}.MemoryGroups(cmd.Process.Pid)
+			must(t, err)
+			limit(plenty - groups[0].Room() + test.room)
+			out, err := w.host.Cucriu("jobs", "checkpoint", w.dir)
+			if (err == nil) != test.fits || err != nil && (!strings.Contains(out, "memory-cgroup") || !strings.Contains(out, "the job keeps running")) {
+				t.Errorf("jobs checkpoint in %d MiB: %v\n%s", test.room>>20, err, out)
+			}
+			w.ticks(3)
+		}
+		w.checks()
+		limit(plenty)
+		r.signal(unix.SIGTERM)
+		r.ends(75, "checkpoint 00000")
+	})
+}
+
+// keepsOnDisk reports whether files in dir take no memory.
+func keepsOnDisk(t *testing.T, dir string) bool {
+	t.Helper()
+	var stat unix.Statfs_t
+	must(t, unix.Statfs(dir, &stat))
+	return stat.Type != unix.TMPFS_MAGIC
 }
 
 // TestAStopWhoseImageDoesNotFitLosesNothing: the job has ended by then, and its image is complete. It is made a checkpoint once

@@ -246,13 +246,13 @@ func (s *Suspension) lockWithoutAgents(ctx context.Context, reason error) error 
 func (s *Suspension) MoveMemory(ctx context.Context, stopTree func(context.Context) error) error {
 	guests := s.withAgent()
 	if len(guests) == 0 {
-		return nil
+		return s.requireRoom(ctx, nil)
 	}
 	if err := s.standStill(ctx, stopTree); err != nil {
 		return err
 	}
 	if guests = s.withAgent(); len(guests) == 0 {
-		return nil
+		return s.requireRoom(ctx, nil)
 	}
 	ctx, cancel := context.WithTimeout(ctx, s.Config.Checkpoint.Timeout)
 	defer cancel()
@@ -289,6 +289,7 @@ var ErrNoRoom = errors.New("too little room for what the GPUs hold")
 
 // requireRoom has the libraries count what they would copy, if the inspection could not tell whether there is room for that. The
 // processes' memory is as large as NVML says, but what is 0, or in an earlier image, takes no room.
+// All of what the driver moves takes room, because nobody counts that.
 func (s *Suspension) requireRoom(ctx context.Context, guests []*Target) error {
 	if s.JudgeRoom == nil {
 		return nil
