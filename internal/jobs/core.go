@@ -32,6 +32,7 @@ type core struct {
 	user   *job.Account // nil if the job is root's
 	// fileSize is how large files this command might write, which counts for the job and not for its checkpoints.
 	fileSize *unix.Rlimit
+	tail     *follower
 	staged   string // where the last image of the job is, if it could not be made a checkpoint
 
 	isNew     bool // the record was made by this run

@@ -195,10 +195,7 @@ func (s *starter) resume(ctx context.Context, c store.Checkpoint) error {
 	if err := s.newSandbox(ctx, g, sandbox.Spec{Clocks: clocks, FirstPID: first, Root: c.RootPID}); err != nil {
 		return err
 	}
-	restore := inside.Request{Op: inside.Restore, Images: c.Dir, Undo: s.undoFile()}
-	if s.record.Adopted {
-		restore.Output = s.outputPath()
-	}
+	restore := inside.Request{Op: inside.Restore, Images: c.Dir, Undo: s.undoFile(), Output: s.outputPath()}
 	over := s.killPatiently(ctx)
 	a, err := s.ask(ctx, restore)
 	over()

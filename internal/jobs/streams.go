@@ -7,6 +7,7 @@ import (
 	"os"
 	"slices"
 	"strconv"
+	"strings"
 	"sync"
 	"time"
 
@@ -172,17 +173,40 @@ func followOutput(path string, to io.Writer) (*follower, error) {
 func (f *follower) run() {
 	defer close(f.done)
 	for {
-		_, _ = io.Copy(f.to, f.file) // a terminal that is gone does not end the job
+		f.show()
 		var open bool
 		select {
 		case _, open = <-f.watcher.Events:
 		case _, open = <-f.watcher.Errors: // some were lost
 		}
 		if !open {
-			_, _ = io.Copy(f.to, f.file)
+			f.show()
 			return
 		}
 	}
+}
+
+// show copies what is new. A file that has become shorter was emptied, as by logrotate's copytruncate.
+func (f *follower) show() {
+	at, err := f.file.Seek(0, io.SeekCurrent)
+	if info, statErr := f.file.Stat(); err == nil && statErr == nil && info.Size() < at {
+		_, _ = f.file.Seek(0, io.SeekStart)
+	}
+	_, _ = io.Copy(f.to, f.file) // a terminal that is gone does not end the job
+}
+
+// movedFrom returns criu's name for the file if that was renamed or removed, as by logrotate: the job still writes to
+// it. It returns "" if the file is at path.
+func (f *follower) movedFrom(path string) (name string) {
+	file, err := f.file.Stat()
+	if at, atErr := os.Stat(path); err != nil || atErr == nil && os.SameFile(at, file) {
+		return ""
+	}
+	_ = proc.Use(f.file, func(fd int) (err error) {
+		name, err = os.Readlink(fmt.Sprintf("/proc/self/fd/%d", fd))
+		return err
+	})
+	return strings.TrimPrefix(strings.TrimSuffix(name, " (deleted)"), "/")
 }
 
 // readerPatience is how long to wait for whoever reads our output, and does not, at the end.

@@ -168,11 +168,10 @@ func Run(ctx context.Context, hook *hooks.Hook, o Options, signals *job.Signals)
 		c.say(fmt.Sprintf("warning: standard output leads into %s itself, so the job's output is not shown", c.outputPath()))
 		shown = io.Discard
 	}
-	tail, err := followOutput(c.outputPath(), shown)
-	if err != nil {
+	if c.tail, err = followOutput(c.outputPath(), shown); err != nil {
 		return 0, err
 	}
-	defer tail.stop()
+	defer c.tail.stop()
 	noteFlags(c)
 	return s.run(ctx)
 }

@@ -3,6 +3,7 @@ package run
 import (
 	"fmt"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"strings"
 	"testing"
@@ -152,5 +153,82 @@ func TestOutputIsNotShownToItself(t *testing.T) {
 		if again := inOrder(t, w); again > 0 {
 			t.Errorf("%d lines are there more than once", again)
 		}
+	})
+}
+
+// TestTheOutputIsInItsPlaceAgain after a resume if it was renamed or removed, as by logrotate.
+func TestTheOutputIsInItsPlaceAgain(t *testing.T) {
+	testenv.Simulated(t, func(t *testing.T) {
+		w := newWorld(t)
+		w.flags = []string{"--every", "0"}
+		log := filepath.Join(w.dir, "output.log")
+		r := w.run()
+		for name, rotate := range map[string]string{
+			"renamed": "mv LOG LOG.1", "replaced": "mv LOG LOG.2 && touch LOG", "compressed": "mv LOG LOG.3 && touch LOG && gzip LOG.3",
+			"renamed into a folder": "mkdir LOG.d && mv LOG LOG.d/output.log", "removed": "rm LOG",
+		} {
+			w.ticks(3)
+			if out, err := exec.Command("sh", "-c", strings.ReplaceAll(rotate, "LOG", log)).CombinedOutput(); err != nil {
+				t.Fatalf("%v: %s", err, out)
+			}
+			w.ticks(3)
+			r.signal(unix.SIGTERM)
+			r.ends(requeue)
+			before := rotated(t, log)
+			r = w.run()
+			r.resumed("")
+			r.says(log + " was renamed or removed while the job wrote to it: the job's output goes there again")
+			r.awaits("the output is in its place", func() bool {
+				data, _ := os.ReadFile(log)
+				return strings.Contains(string(data), fmt.Sprintf("tick %d\n", w.report().Tick))
+			})
+			if after := rotated(t, log); after != before {
+				t.Errorf("%s: the rotated files were\n%s\nand are\n%s", name, before, after)
+			}
+		}
+		w.ticks(1)
+		r.signal(unix.SIGTERM)
+		r.ends(requeue)
+		r = w.run()
+		r.resumed("")
+		if strings.Contains(r.said(), "renamed or removed") {
+			t.Errorf("the output was in its place, and it says %s", r.said())
+		}
+		w.finish(r)
+	})
+}
+
+// rotated lists the files beside the job's output, with their sizes and times.
+func rotated(t *testing.T, log string) string {
+	t.Helper()
+	out, err := exec.Command("sh", "-c", `find "$0".?* -type f -printf "%P %p %s %T@\n"`, log).CombinedOutput()
+	if err != nil && len(out) == 0 {
+		t.Fatal(err)
+	}
+	return string(out)
+}
+
+// TestOutputThatWasEmptiedIsShown: logrotate's copytruncate does so.
+func TestOutputThatWasEmptiedIsShown(t *testing.T) {
+	testenv.Simulated(t, func(t *testing.T) {
+		w := newWorld(t)
+		w.flags = []string{"--every", "0"}
+		log := filepath.Join(w.dir, "output.log")
+		shown := filepath.Join(w.work, "shown")
+		output, err := os.Create(shown)
+		must(t, err)
+		defer output.Close()
+		cmd := w.host.CucriuCommand(append([]string{"run", "--dir", w.dir, "--every", "0", "--"}, w.command...)...)
+		cmd.Stdout = output
+		r := w.start(cmd, nil)
+		w.ticks(5)
+		must(t, os.Truncate(log, 0))
+		w.ticks(1)
+		now := fmt.Sprintf("tick %d\n", w.report().Tick)
+		r.awaits("what follows is shown", func() bool {
+			data, _ := os.ReadFile(shown)
+			return strings.Contains(string(data), now)
+		})
+		w.finish(r)
 	})
 }

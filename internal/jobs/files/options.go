@@ -41,6 +41,8 @@ type PutBackOptions struct {
 	// Undo is where the record goes with which [Undo] makes the files again what they were; the zero
 	// value is for none. There must be none yet.
 	Undo UndoFile
+	// Except is the path of a file that is left alone.
+	Except string
 	// OnlyMissing refuses to change a file that is there.
 	OnlyMissing bool
 	// Making, if it is set, is told of each file, and each name of one, before it gets its name.

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"slices"
 	"strings"
 	"time"
 
@@ -141,6 +142,7 @@ func withList(ctx context.Context, dir string, o PutBackOptions, step stepper, d
 		return err
 	}
 	defer root.Close()
+	l.Files = slices.DeleteFunc(l.Files, func(f *file) bool { return slices.Contains(f.Paths, name(o.Except)) })
 	var contents []*content
 	for _, f := range l.Files {
 		contents = append(contents, &f.Content)

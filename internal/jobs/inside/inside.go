@@ -243,7 +243,11 @@ func restore(ctx context.Context, hook *hooks.Hook, criu string, r Request) (a A
 	for _, c := range outside {
 		a.Notes = append(a.Notes, fmt.Sprintf("the connection from %v leads out of the job and is restored closed", c))
 	}
-	if a.Changes, err = files.PutBack(ctx, r.Images, files.PutBackOptions{Undo: r.Undo}); err != nil {
+	of, err := ReadStaged(r.Images)
+	if err != nil && !errors.Is(err, os.ErrNotExist) {
+		return a, preflight.AsRefusal(err)
+	}
+	if a.Changes, err = files.PutBack(ctx, r.Images, files.PutBackOptions{Undo: r.Undo, Except: "/" + of.Output}); err != nil {
 		return a, preflight.AsRefusal(err)
 	}
 	if r.Undo.InSpare() {
@@ -251,21 +255,23 @@ func restore(ctx context.Context, hook *hooks.Hook, criu string, r Request) (a A
 	}
 	// Whoever was at the other end has gone on, or gone.
 	options := checkpoint.Options{Path: criu, RPC: &rpc.CriuOpts{LogLevel: proto.Int32(2)}, Output: os.Stderr, CloseOutside: true}
-	if r.Output != "" {
-		output, err := os.OpenFile(r.Output, os.O_WRONLY|os.O_APPEND|os.O_CREATE, 0o600)
-		if err != nil {
-			return a, preflight.AsRefusal(fmt.Errorf("output of the job: %w", err))
-		}
-		defer output.Close()
-		options.Output = output
+	output, err := os.OpenFile(r.Output, os.O_WRONLY|os.O_APPEND|os.O_CREATE, 0o600)
+	if err != nil {
+		return a, preflight.AsRefusal(fmt.Errorf("output of the job: %w", err))
 	}
-	terminal, err := terminalFor(r)
+	defer output.Close()
+	options.Output = output
+	if of.Output != "" {
+		options.Inherit = append(options.Inherit, checkpoint.Inherited{Name: of.Output, File: output})
+		a.Notes = append(a.Notes, r.Output+" was renamed or removed while the job wrote to it: the job's output goes there again")
+	}
+	terminal, err := terminalFor(of, r.Sandbox)
 	if err != nil {
 		return a, preflight.AsRefusal(err)
 	}
 	if terminal != nil {
 		defer terminal.File.Close()
-		options.Inherit = []checkpoint.Inherited{*terminal}
+		options.Inherit = append(options.Inherit, *terminal)
 	}
 	a.Result, err = checkpoint.Restore(ctx, hook, r.Images, options)
 	if isOfImage(err) {
@@ -285,15 +291,11 @@ func isOfImage(err error) bool {
 }
 
 // terminalFor opens the terminal of the sandbox for a job that had one; nil if it had none.
-func terminalFor(r Request) (*checkpoint.Inherited, error) {
-	of, err := ReadStaged(r.Images)
-	if errors.Is(err, os.ErrNotExist) || err == nil && of.Terminal == "" {
+func terminalFor(of Staged, records string) (*checkpoint.Inherited, error) {
+	if of.Terminal == "" {
 		return nil, nil
 	}
-	if err != nil {
-		return nil, err
-	}
-	here, err := sandbox.ReadTerminal(r.Sandbox)
+	here, err := sandbox.ReadTerminal(records)
 	if err != nil {
 		return nil, err
 	}

@@ -59,7 +59,8 @@ type Request struct {
 	Mounts []string `json:"mounts,omitempty"`
 	// NoTerminal is for a job that was adopted and has no terminal open.
 	NoTerminal bool `json:"no_terminal,omitempty"`
-	// Output is where a job writes that wrote into a pipe to somebody else when it was adopted.
+	// Output is the file for the job's output. A job that wrote into a pipe to somebody else when it was adopted, or whose
+	// file was renamed or removed, writes there after a restore.
 	Output string `json:"output,omitempty"`
 	// Undo is where a restore notes how to undo what it does to the job's files.
 	Undo files.UndoFile `json:"undo"`
@@ -116,6 +117,8 @@ type Staged struct {
 	Clocks sandbox.Clocks `json:"clocks"`
 	// Terminal is criu's name for the job's terminal; empty if it had none.
 	Terminal string `json:"terminal,omitempty"`
+	// Output is criu's name for the file of the job's output, if that was renamed or removed.
+	Output string `json:"output,omitempty"`
 	// Outside are the processes of a job that ran in no sandbox, which does not end them when the root process ends.
 	Outside []proc.Ident `json:"outside,omitempty"`
 	// OutsideGroups are the control groups of their root process; empty if others were in them, too.
