@@ -271,7 +271,7 @@ func TestAContainerThatCannotGoThereGoesOnHere(t *testing.T) {
 		m.run(pageCheckpoint, 0, 0)
 		m.run(pageSend, 0, 0)
 		hog := c.B.Start(1, "--gpus", "1", "--mib", "58")
-		if out := m.run(pageRestore, 0, 1); !strings.Contains(out, "killed") {
+		if out := m.run(pageRestore, 0, 1); !strings.Contains(out, "left nothing running") {
 			t.Errorf("it is not said what became of it:\n%s", out)
 		}
 		m.run(pageBack, 0, 0)
