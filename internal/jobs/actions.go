@@ -306,21 +306,22 @@ func (s *supervisor) end(a life.Action) (status int, err error) {
 	case life.EndAsTold:
 		s.setLeaving(true)
 		s.tell(Event{Event: EventPreempted, Message: s.name + " ended when it was asked to leave this host, and is not considered finished"})
-		return s.endLeaving()
+		return s.endLeaving(true)
 	case life.EndLeave:
-		return s.endLeaving()
+		return s.endLeaving(s.life.Gone)
 	case life.EndJob:
 		return s.endJob()
 	}
 	return 0, s.event.err // of EndFailed or Abandon
 }
 
-// endLeaving ends what is left of the job here, and says from where it resumes.
-func (s *supervisor) endLeaving() (int, error) {
+// endLeaving ends what is left of the job here, and says from where it resumes. byItself says that the job has ended
+// before a last checkpoint was made.
+func (s *supervisor) endLeaving(byItself bool) (int, error) {
 	if err := s.leave(); err != nil {
 		return 0, err
 	}
-	s.tellLoss(time.Now())
+	s.tellLoss(time.Now(), byItself)
 	return s.RequeueStatus, s.sayNext()
 }
 
@@ -328,14 +329,21 @@ func (s *supervisor) endLeaving() (int, error) {
 const leastLost = 2
 
 // tellLoss tells how much work a job loses that leaves without a checkpoint of it.
-func (s *supervisor) tellLoss(now time.Time) {
+func (s *supervisor) tellLoss(now time.Time, byItself bool) {
 	since := s.status.workSince()
 	interval := s.checkpointer.interval()
-	if since.IsZero() || interval <= 0 || now.Sub(since) < leastLost*interval {
-		return
+	isMuch := interval > 0 && now.Sub(since) >= leastLost*interval
+	if byItself = byItself && s.status.newest() != nil; since.IsZero() || !isMuch && !byItself {
+		return // without any checkpoint, what comes next says so
 	}
-	s.tell(Event{Event: EventFailed, Message: fmt.Sprintf("what %s has done since %s is lost: %v, %d times the interval between checkpoints",
-		s.record.Name, since.Local().Format(time.DateTime), now.Sub(since).Round(time.Second), now.Sub(since)/interval)})
+	message := fmt.Sprintf("what %s has done since %s is lost: %v", s.record.Name, since.Local().Format(time.DateTime), now.Sub(since).Round(time.Second))
+	if isMuch {
+		message += fmt.Sprintf(", %d times the interval between checkpoints", now.Sub(since)/interval)
+	}
+	if byItself {
+		message += "; it ended before a last checkpoint was made: if it got the signal, too, have that sent to cucriu run alone (systemd: KillMode=mixed)"
+	}
+	s.tell(Event{Event: EventFailed, Message: message})
 }
 
 // endGivenUp ends a supervisor that was told so before the job was here. A job whose state is not

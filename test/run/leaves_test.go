@@ -290,3 +290,22 @@ func TestAPublicationThatWasKilledLeavesItsRoom(t *testing.T) {
 		inOrder(t, w)
 	})
 }
+
+// TestASignalToTheJobItselfCostsItsWork, which is said: no last checkpoint can be made of a job that it has ended.
+func TestASignalToTheJobItselfCostsItsWork(t *testing.T) {
+	testenv.Simulated(t, func(t *testing.T) {
+		w := newWorld(t)
+		w.flags = []string{"--every", "0"}
+		r := w.run()
+		w.ticks(1)
+		w.checkpoint()
+		w.ticks(1)
+		for _, pid := range append(w.victims(commandKilled), w.victims(rootKilled)...) {
+			_ = unix.Kill(pid, unix.SIGTERM)
+		}
+		r.signal(unix.SIGTERM)
+		r.ends(requeue, "what D has done since ", " is lost: ", "have that sent to cucriu run alone (systemd: KillMode=mixed)",
+			"resumes from checkpoint "+w.newest())
+		w.finish(w.goesOn(w.newest()))
+	})
+}
