@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"os"
 	"path/filepath"
 	"slices"
@@ -292,6 +293,11 @@ func addLongFlags(cmd *cobra.Command, o *jobs.Options) (check func(args []string
 				return fmt.Errorf("--not-saved %s: must be an absolute path", path)
 			}
 		}
+		if isNew && len(args) > 0 && !tty {
+			if err := checkInput(os.Stdin); err != nil {
+				return err
+			}
+		}
 		switch {
 		case o.Adopt != 0 && len(args) > 0:
 			return errors.New("--adopt: the job is already running, so leave out the command")
@@ -324,6 +330,23 @@ func addLongFlags(cmd *cobra.Command, o *jobs.Options) (check func(args []string
 		}
 		return job.CheckSettings(slices.Concat(o.Settings, o.NoSettings)...)
 	}
+}
+
+// checkInput refuses a file that was given to the job as its input, and warns of a pipe with input. Nobody has read from
+// such a file yet: one that a shell reads its script or a list from is quietly kept from the job.
+func checkInput(input *os.File) error {
+	const remedy = "a job reads /dev/null: for input from a file, let it open that: -- sh -c 'exec PROGRAM <FILE'"
+	info, err := input.Stat()
+	if err != nil {
+		return nil // it is closed
+	}
+	if at, err := input.Seek(0, io.SeekCurrent); err == nil && at == 0 && info.Mode().IsRegular() && info.Size() > 0 {
+		return errors.New("the job would not get the file that is the standard input of cucriu run; " + remedy)
+	}
+	if waiting, err := unix.IoctlGetInt(int(input.Fd()), unix.TIOCINQ); err == nil && waiting > 0 && info.Mode()&os.ModeNamedPipe != 0 {
+		say("warning: the job does not get what is piped to cucriu run; " + remedy)
+	}
+	return nil
 }
 
 // stageAuto is the word for the default of --stage.

@@ -232,3 +232,36 @@ func TestOutputThatWasEmptiedIsShown(t *testing.T) {
 		w.finish(r)
 	})
 }
+
+// TestInputThatAJobDoesNotGet is refused, or warned of. What a shell reads that starts jobs is none.
+func TestInputThatAJobDoesNotGet(t *testing.T) {
+	testenv.Simulated(t, func(t *testing.T) {
+		w := emptyWorld(t)
+		input := filepath.Join(w.work, "input")
+		testenv.WriteFile(t, input, "one\ntwo\n")
+		for name, c := range map[string]struct {
+			shell, says string
+			status      int
+		}{
+			"a file":           {`"$@" <"$IN"`, "the job would not get the file that is the standard input", 2},
+			"a pipe":           {`{ cat "$IN"; exec sleep 3; } | { sleep 1; "$@"; }`, "warning: the job does not get what is piped to cucriu run", 0},
+			"an idle pipe":     {`sleep 3 | "$@"`, "", 0},
+			"a list":           {`{ read -r first; "$@"; } <"$IN"`, "", 0},
+			"an empty file":    {`: >"$IN.empty"; "$@" <"$IN.empty"`, "", 0},
+			"a closed stream":  {`"$@" <&-`, "", 0},
+			"the null device":  {`"$@" </dev/null`, "", 0},
+			"the job opens it": {`"$@"`, "", 0},
+		} {
+			cucriu := w.host.CucriuCommand("run", "--dir", filepath.Join(w.work, strings.ReplaceAll(name, " ", "-")), "--every", "0", "--", "sh", "-c", "exec wc -l <"+input)
+			cmd := exec.Command("sh", append([]string{"-c", c.shell, "sh"}, cucriu.Args...)...)
+			cmd.Env, cmd.Dir = append(cucriu.Environ(), "IN="+input), cucriu.Dir
+			out, err := cmd.CombinedOutput()
+			if cmd.ProcessState.ExitCode() != c.status || !strings.Contains(string(out), c.says) {
+				t.Errorf("%s: %v: %s", name, err, out)
+			}
+			if warned := strings.Contains(string(out), "a job reads /dev/null"); warned != (c.says != "") {
+				t.Errorf("%s: it says %s", name, out)
+			}
+		}
+	})
+}
