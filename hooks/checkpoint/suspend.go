@@ -46,7 +46,15 @@ func suspend(ctx context.Context, d *engine.Suspension, pids []int) error {
 	for i, p := range processes {
 		d.Members[i].Known = p.Known
 	}
-	if err := d.Refuse(append(findings, inspect.TracedFindings(processes)...)); err != nil {
+	var room inspect.Room
+	lack, late, err := room.Foresee(processes)
+	if err != nil {
+		return err
+	}
+	if late {
+		d.JudgeRoom = func() (preflight.Findings, error) { return room.Judge(journal.ProcessesOf(d.Members)) }
+	}
+	if err := d.Refuse(slices.Concat(findings, lack, inspect.TracedFindings(processes))); err != nil {
 		return err
 	}
 	if err := requireRunning(ctx, d); err != nil {

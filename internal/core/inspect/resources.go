@@ -16,33 +16,41 @@ import (
 	"cucriu/internal/kit/self"
 )
 
-// Room is the room that this host has for what a dump needs.
+// Room is the room that this host has for what a dump needs; the zero Room for what a suspend needs, which makes no image.
 type Room struct {
 	imageDir string // empty if it is not known
 	ordinary uint64 // what the image takes beside the memory of the GPUs, in bytes
 	remedy   string // for a process whose framework holds more than it uses; or empty
 }
 
-// resourceFindings finds out whether this host has room for what a dump needs. Much of the GPU memory of a process
-// may be 0, which takes no room. Where the library in the process can count that, and there is room for the rest, it
-// is judged when the job stands still.
+// resourceFindings finds out whether this host has room for what a dump needs.
 func (in *Inspection) resourceFindings(s *snapshot, imageDir string) (preflight.Findings, error) {
 	room := Room{imageDir: imageDir, ordinary: s.ordinarySize(), remedy: s.roomRemedy()}
-	findings, err := room.Judge(in.Processes)
-	if err != nil || len(findings) == 0 {
-		return findings, err
+	findings, late, err := room.Foresee(in.Processes)
+	if late {
+		in.Room = &room
 	}
-	least := slices.Clone(in.Processes)
+	return findings, err
+}
+
+// Foresee judges the room before a job stands still. Much of the GPU memory of a process may be 0, which takes no room.
+// Where the library in the process can count that, and there is room for the rest, late says that it is to be judged
+// again when the job stands still.
+func (r Room) Foresee(processes []Process) (findings preflight.Findings, late bool, err error) {
+	findings, err = r.Judge(processes)
+	if err != nil || len(findings) == 0 {
+		return findings, false, err
+	}
+	least := slices.Clone(processes)
 	for i := range least {
 		if p := &least[i]; hasAgent(*p, (*agent.Agent).Counts) {
-			p.Spared = p.StagedBytes()
-			in.Room = &room
+			p.Spared, late = p.StagedBytes(), true
 		}
 	}
-	if in.Room == nil {
-		return findings, nil
+	if late {
+		findings, err = r.Judge(least)
 	}
-	return room.Judge(least)
+	return findings, late, err
 }
 
 // preallocation is what keeps JAX from taking 75 % of each GPU at its start.
