@@ -16,6 +16,7 @@ import (
 
 	"cucriu/internal/jobs/sandbox"
 	"cucriu/internal/kit/proc"
+	"cucriu/internal/kit/units"
 )
 
 // console joins our terminal to the one that the job has of its own. Keys go there as they are, so
@@ -141,21 +142,24 @@ func copies(pid int, pipe string, file os.FileInfo) bool {
 	return reads && writes
 }
 
-// follower copies what is appended to the job's output file.
+// follower copies what is appended to the job's output file. It says once that this fails, and at its end what is missing.
 type follower struct {
+	*reporter
 	file    *os.File
 	to      io.Writer
 	watcher *fsnotify.Watcher
 	done    chan struct{}
+	err     error // of the last copy
+	warned  bool
 }
 
 // followOutput follows the output of a job from its present end on.
-func followOutput(path string, to io.Writer) (*follower, error) {
+func followOutput(r *reporter, path string, to io.Writer) (*follower, error) {
 	file, err := os.OpenFile(path, os.O_RDONLY|os.O_CREATE, 0o600)
 	if err != nil {
 		return nil, fmt.Errorf("output of the job: %w", err)
 	}
-	f := &follower{file: file, to: to, done: make(chan struct{})}
+	f := &follower{reporter: r, file: file, to: to, done: make(chan struct{})}
 	_, err = file.Seek(0, io.SeekEnd)
 	if err == nil {
 		f.watcher, err = fsnotify.NewWatcher()
@@ -190,9 +194,31 @@ func (f *follower) run() {
 func (f *follower) show() {
 	at, err := f.file.Seek(0, io.SeekCurrent)
 	if info, statErr := f.file.Stat(); err == nil && statErr == nil && info.Size() < at {
-		_, _ = f.file.Seek(0, io.SeekStart)
+		at, _ = f.file.Seek(0, io.SeekStart)
 	}
-	_, _ = io.Copy(f.to, f.file) // a terminal that is gone does not end the job
+	n, err := io.Copy(f.to, f.file)
+	if f.err = err; err == nil {
+		return
+	}
+	_, _ = f.file.Seek(at+n, io.SeekStart) // it is shown as soon as it can be
+	if !f.warned && !f.isUnread() {
+		f.warned = true
+		f.tellWaiting(fmt.Sprintf("the job's output cannot be shown (%v), and is complete in %s", err, f.file.Name()))
+	}
+}
+
+// isUnread reports whether nobody is there to whom the output could be shown: a terminal that is gone does not end the job.
+func (f *follower) isUnread() bool { return errors.Is(f.err, unix.EPIPE) || errors.Is(f.err, unix.EIO) }
+
+// tellMissing tells how much of the output was not shown.
+func (f *follower) tellMissing() {
+	at, err := f.file.Seek(0, io.SeekCurrent)
+	info, statErr := f.file.Stat()
+	if f.err == nil || f.isUnread() || err != nil || statErr != nil || info.Size() <= at {
+		return
+	}
+	f.tell(Event{Event: EventSkipped, warns: true, Message: fmt.Sprintf("the last %s of the job's output were not shown (%v): all of it is in %s",
+		units.Size(info.Size()-at), f.err, f.file.Name())})
 }
 
 // movedFrom returns criu's name for the file if that was renamed or removed, as by logrotate: the job still writes to
@@ -217,6 +243,7 @@ func (f *follower) stop() {
 	f.watcher.Close()
 	select {
 	case <-f.done:
+		f.tellMissing()
 	case <-time.After(readerPatience): // all of it is in the file
 	}
 	f.file.Close()

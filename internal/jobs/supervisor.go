@@ -168,7 +168,7 @@ func Run(ctx context.Context, hook *hooks.Hook, o Options, signals *job.Signals)
 		c.say(fmt.Sprintf("warning: standard output leads into %s itself, so the job's output is not shown", c.outputPath()))
 		shown = io.Discard
 	}
-	if c.tail, err = followOutput(c.outputPath(), shown); err != nil {
+	if c.tail, err = followOutput(c.reporter, c.outputPath(), shown); err != nil {
 		return 0, err
 	}
 	defer c.tail.stop()

@@ -265,3 +265,62 @@ func TestInputThatAJobDoesNotGet(t *testing.T) {
 		}
 	})
 }
+
+// TestOutputThatCannotBeShown, as on a full disk, is told once, and shown as soon as it can be: without a hole.
+func TestOutputThatCannotBeShown(t *testing.T) {
+	testenv.Simulated(t, func(t *testing.T) {
+		full := t.TempDir()
+		must(t, unix.Mount("tmpfs", full, "tmpfs", 0, "size=64k"))
+		defer unix.Unmount(full, unix.MNT_DETACH)
+		w := newWorld(t)
+		filler := filepath.Join(full, "filler")
+		fill := func() {
+			_ = os.WriteFile(filler, make([]byte, 1<<20), 0o600) // as much as fits
+		}
+		shown := filepath.Join(full, "shown")
+		output, err := os.Create(shown)
+		must(t, err)
+		defer output.Close()
+		fill()
+		cmd := w.host.CucriuCommand(append([]string{"run", "--dir", w.dir, "--every", "0", "--"}, w.command...)...)
+		cmd.Stdout = output
+		r := w.start(cmd, nil)
+		r.says("the job's output cannot be shown (")
+		w.ticks(3)
+		must(t, os.Remove(filler))
+		w.ticks(3)
+		r.awaits("the output is shown", func() bool {
+			info, err := os.Stat(shown)
+			return err == nil && info.Size() > 0
+		})
+		w.ticks(1)
+		data, err := os.ReadFile(shown)
+		must(t, err)
+		log, err := os.ReadFile(filepath.Join(w.dir, "output.log"))
+		must(t, err)
+		if !strings.HasPrefix(string(log), string(data)) {
+			t.Errorf("shown is %q, and the output is %q", data, log)
+		}
+		w.finish(r)
+		if said := r.said(); strings.Count(said, "cannot be shown") != 1 || strings.Contains(said, "were not shown") {
+			t.Errorf("it says %s", said)
+		}
+	})
+}
+
+// TestOutputThatWasNeverShown is told at the end, with how much it is.
+func TestOutputThatWasNeverShown(t *testing.T) {
+	testenv.Simulated(t, func(t *testing.T) {
+		w := newWorld(t)
+		output, err := os.OpenFile("/dev/full", os.O_WRONLY, 0)
+		must(t, err)
+		defer output.Close()
+		cmd := w.host.CucriuCommand(append([]string{"run", "--dir", w.dir, "--every", "0", "--"}, w.command...)...)
+		cmd.Stdout = output
+		r := w.start(cmd, nil)
+		w.ticks(3)
+		w.finish(r)
+		r.says("of the job's output were not shown (")
+		r.says("no space left on device): all of it is in " + filepath.Join(w.dir, "output.log"))
+	})
+}
