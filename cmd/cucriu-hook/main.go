@@ -98,7 +98,10 @@ func run(args []string) error {
 		component = "watcher"
 	}
 	self.LimitMemory()
-	log := logging.New(logging.Options{Level: cfg.Log.Level, JSON: cfg.Log.Format == config.JSON, File: cfg.Log.File}, component)
+	log := logging.New(logging.Options{
+		Level: cfg.Log.Level, JSON: cfg.Log.Format == config.JSON,
+		File: cfg.Log.File,
+	}, component)
 	hook, err := hooks.New(cfg, log, self.Path, "watch")
 	if err != nil {
 		return err

@@ -47,7 +47,8 @@ GPUs are shown by their index in cucriu gpus.`,
 func writeProcesses(out io.Writer, index gpuIndex, processes []checkpoint.CUDAProcess, uuids bool) {
 	table := newTable("PID", "NAME", "STATE", "GPU MEMORY", "SEES", "NOTE")
 	for _, p := range processes {
-		table.row(strconv.Itoa(p.PID), p.Name, p.State, index.memory(p.MemoryBytes), index.names(cudackpt.UUIDsOf(p.GPUs)), p.Note)
+		table.row(strconv.Itoa(p.PID), p.Name, p.State, index.memory(p.MemoryBytes),
+			index.names(cudackpt.UUIDsOf(p.GPUs)), p.Note)
 		if uuids && len(p.MemoryBytes) > 0 {
 			table.below(index.details(p.MemoryBytes))
 		}

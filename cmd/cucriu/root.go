@@ -120,5 +120,8 @@ func newHook() (*hooks.Hook, error) {
 	if os.Getenv(config.EnvLog) == "" && cfg.Log.File == "" {
 		cfg.Log.Level = max(cfg.Log.Level, slog.LevelWarn) // the command itself says what people need to know
 	}
-	return hooks.New(cfg, logging.NewCommand(logging.Options{Level: cfg.Log.Level, JSON: cfg.Log.Format == config.JSON, File: cfg.Log.File}), self.Path, "watch")
+	return hooks.New(cfg, logging.NewCommand(logging.Options{
+		Level: cfg.Log.Level,
+		JSON:  cfg.Log.Format == config.JSON, File: cfg.Log.File,
+	}), self.Path, "watch")
 }

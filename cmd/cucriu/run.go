@@ -332,8 +332,8 @@ func addLongFlags(cmd *cobra.Command, o *jobs.Options) (check func(args []string
 	}
 }
 
-// checkInput refuses a file that was given to the job as its input, and warns of a pipe with input. Nobody has read from
-// such a file yet: one that a shell reads its script or a list from is quietly kept from the job.
+// checkInput refuses a file that was given to the job as its input, and warns of a pipe with input. Nobody has read
+// from such a file yet: one that a shell reads its script or a list from is quietly kept from the job.
 func checkInput(input *os.File) error {
 	const remedy = "a job reads /dev/null: for input from a file, let it open that: -- sh -c 'exec PROGRAM <FILE'"
 	info, err := input.Stat()
@@ -343,7 +343,8 @@ func checkInput(input *os.File) error {
 	if at, err := input.Seek(0, io.SeekCurrent); err == nil && at == 0 && info.Mode().IsRegular() && info.Size() > 0 {
 		return errors.New("the job would not get the file that is the standard input of cucriu run; " + remedy)
 	}
-	if waiting, err := unix.IoctlGetInt(int(input.Fd()), unix.TIOCINQ); err == nil && waiting > 0 && info.Mode()&os.ModeNamedPipe != 0 {
+	if waiting, err := unix.IoctlGetInt(int(input.Fd()), unix.TIOCINQ); err == nil && waiting > 0 &&
+		info.Mode()&os.ModeNamedPipe != 0 {
 		say("warning: the job does not get what is piped to cucriu run; " + remedy)
 	}
 	return nil

@@ -336,7 +336,8 @@ func (s *supervisor) tellLoss(now time.Time, byItself bool) {
 	if byItself = byItself && s.status.newest() != nil; since.IsZero() || !isMuch && !byItself {
 		return // without any checkpoint, what comes next says so
 	}
-	message := fmt.Sprintf("what %s has done since %s is lost: %v", s.record.Name, since.Local().Format(time.DateTime), now.Sub(since).Round(time.Second))
+	message := fmt.Sprintf("what %s has done since %s is lost: %v", s.record.Name,
+		since.Local().Format(time.DateTime), now.Sub(since).Round(time.Second))
 	if isMuch {
 		message += fmt.Sprintf(", %d times the interval between checkpoints", now.Sub(since)/interval)
 	}

@@ -182,7 +182,10 @@ func (s *checkpointer) checkpointBy(ctx context.Context, base, reason string, en
 		}
 		s.sayError(s.store.RemoveStage(stage))
 	}()
-	of := inside.Staged{Begun: begun.UTC(), Number: 1, Reason: reason, Root: s.sandbox.Root, Output: s.tail.movedFrom(s.outputPath())}
+	of := inside.Staged{
+		Begun: begun.UTC(), Number: 1, Reason: reason, Root: s.sandbox.Root,
+		Output: s.tail.movedFrom(s.outputPath()),
+	}
 	if of.BootID, err = proc.BootID(); err != nil {
 		return store.Checkpoint{}, err
 	}

@@ -142,7 +142,8 @@ func copies(pid int, pipe string, file os.FileInfo) bool {
 	return reads && writes
 }
 
-// follower copies what is appended to the job's output file. It says once that this fails, and at its end what is missing.
+// follower copies what is appended to the job's output file. It says once that this fails, and at its end what is
+// missing.
 type follower struct {
 	*reporter
 	file    *os.File
@@ -207,7 +208,8 @@ func (f *follower) show() {
 	}
 }
 
-// isUnread reports whether nobody is there to whom the output could be shown: a terminal that is gone does not end the job.
+// isUnread reports whether nobody is there to whom the output could be shown: a terminal that is gone does not end
+// the job.
 func (f *follower) isUnread() bool { return errors.Is(f.err, unix.EPIPE) || errors.Is(f.err, unix.EIO) }
 
 // tellMissing tells how much of the output was not shown.
@@ -217,8 +219,11 @@ func (f *follower) tellMissing() {
 	if f.err == nil || f.isUnread() || err != nil || statErr != nil || info.Size() <= at {
 		return
 	}
-	f.tell(Event{Event: EventSkipped, warns: true, Message: fmt.Sprintf("the last %s of the job's output were not shown (%v): all of it is in %s",
-		units.Size(info.Size()-at), f.err, f.file.Name())})
+	f.tell(Event{
+		Event: EventSkipped, warns: true,
+		Message: fmt.Sprintf("the last %s of the job's output were not shown (%v): all of it is in %s",
+			units.Size(info.Size()-at), f.err, f.file.Name()),
+	})
 }
 
 // movedFrom returns criu's name for the file if that was renamed or removed, as by logrotate: the job still writes to

@@ -111,7 +111,8 @@ func TestAControlGroupThatIsTooSmallIsRefused(t *testing.T) {
 		if !strings.Contains(found.Message, group) || !strings.Contains(found.Remedy, limitFile) {
 			t.Errorf("neither the group nor its limit is named: %v", found)
 		}
-		if out, err := host.Cucriu("suspend", "-p", job.Root()); err == nil || !strings.Contains(out, preflight.FindingMemoryCgroup) {
+		if out, err := host.Cucriu("suspend", "-p", job.Root()); err == nil || !strings.Contains(out,
+			preflight.FindingMemoryCgroup) {
 			t.Errorf("cucriu suspend: %v\n%s", err, out)
 		}
 		write(limitFile, "512M")

@@ -76,7 +76,8 @@ func TestCommandDumpLeavesRunning(t *testing.T) {
 		// Whatever criu's configuration says.
 		home := t.TempDir()
 		file := filepath.Join(home, ".criu", "default.conf")
-		if err := errors.Join(os.Mkdir(filepath.Dir(file), 0o700), os.WriteFile(file, []byte("leave-stopped\n"), 0o600)); err != nil {
+		if err := errors.Join(os.Mkdir(filepath.Dir(file), 0o700), os.WriteFile(file, []byte("leave-stopped\n"),
+			0o600)); err != nil {
 			t.Fatal(err)
 		}
 		host.Setenv("HOME", home)

@@ -142,7 +142,10 @@ func restore(ctx context.Context, hook *hooks.Hook, dir string, rules []string) 
 	for _, a := range plan.Assignments {
 		fmt.Printf("%v -> %v: %s\n", a.From.UUID, a.To.UUID, a.Reason)
 	}
-	result, err := checkpoint.Restore(ctx, hook, dir, checkpoint.Options{Path: os.Getenv("CUCRIU_CRIU"), RPC: new(rpc.CriuOpts)})
+	result, err := checkpoint.Restore(ctx, hook, dir, checkpoint.Options{
+		Path: os.Getenv("CUCRIU_CRIU"),
+		RPC:  new(rpc.CriuOpts),
+	})
 	if err == nil {
 		fmt.Printf("restored: process %d after %v\n", result.RootPID, result.Total)
 	}

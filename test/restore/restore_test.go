@@ -24,7 +24,8 @@ func TestWithoutTheHookTheThreadsWait(t *testing.T) {
 		host := testenv.NewHost(t, 1)
 		job := host.Start(1)
 		images := host.Dump(job)
-		testenv.Eventually(t, testenv.Soon, "nobody works on the dump any more", func() bool { return host.LastOutcome() != "" })
+		testenv.Eventually(t, testenv.Soon, "nobody works on the dump any more",
+			func() bool { return host.LastOutcome() != "" })
 		if run := host.RunCriuAlone("restore", images, "-d"); run.Err != nil {
 			t.Fatalf("criu restore: %v\n%s", run.Err, run.Lines())
 		}
@@ -60,7 +61,8 @@ func TestWithoutTheHookTheThreadsWait(t *testing.T) {
 		if run := host.RunCriuAlone("restore", again, "-d", "--file-locks"); run.Err != nil {
 			t.Fatalf("criu restore: %v\n%s", run.Err, run.Lines())
 		}
-		says, remedy = fmt.Sprintf("restored from %s without cucriu-hook", again), fmt.Sprintf("kill -9 %d, then cucriu restore -D %s", job.PID, again)
+		says, remedy = fmt.Sprintf("restored from %s without cucriu-hook",
+			again), fmt.Sprintf("kill -9 %d, then cucriu restore -D %s", job.PID, again)
 		for _, args := range [][]string{{"recover"}, {"status"}, {"resume", "-p", job.Root()}} {
 			if out, _ := host.Cucriu(args...); !strings.Contains(out, says) || !strings.Contains(out, remedy) {
 				t.Errorf("cucriu %v does not say %q and %q:\n%s", args, says, remedy, out)
@@ -78,7 +80,8 @@ func TestWithoutTheHookTheThreadsWait(t *testing.T) {
 		}
 		host.Setenv("CUCRIU_RUN_DIR", t.TempDir())
 		for _, args := range [][]string{{"recover"}, {"status"}, {"resume", "-p", job.Root()}} {
-			if out, _ := host.Cucriu(args...); !strings.Contains(out, "with another run directory than ") || !strings.Contains(out, "set CUCRIU_RUN_DIR to that one") {
+			if out, _ := host.Cucriu(args...); !strings.Contains(out, "with another run directory than ") ||
+				!strings.Contains(out, "set CUCRIU_RUN_DIR to that one") {
 				t.Errorf("cucriu %v does not say what holds the process:\n%s", args, out)
 			}
 		}

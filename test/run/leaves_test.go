@@ -304,7 +304,8 @@ func TestASignalToTheJobItselfCostsItsWork(t *testing.T) {
 			_ = unix.Kill(pid, unix.SIGTERM)
 		}
 		r.signal(unix.SIGTERM)
-		r.ends(requeue, "what D has done since ", " is lost: ", "have that sent to cucriu run alone (systemd: KillMode=mixed)",
+		r.ends(requeue, "what D has done since ", " is lost: ",
+			"have that sent to cucriu run alone (systemd: KillMode=mixed)",
 			"resumes from checkpoint "+w.newest())
 		w.finish(w.goesOn(w.newest()))
 	})

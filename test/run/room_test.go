@@ -69,8 +69,8 @@ func TestMemoryTakesRoomByItsContent(t *testing.T) {
 	}
 }
 
-// TestTheMemoryGroupHasRoomForWhatTheDriverMoves, or the image goes to the disk, or the checkpoint is refused. Where the
-// library leaves all memory to the driver, nobody counted it: the group's out-of-memory killer ended the job.
+// TestTheMemoryGroupHasRoomForWhatTheDriverMoves, or the image goes to the disk, or the checkpoint is refused. Where
+// the library leaves all memory to the driver, nobody counted it: the group's out-of-memory killer ended the job.
 func TestTheMemoryGroupHasRoomForWhatTheDriverMoves(t *testing.T) {
 	testenv.Simulated(t, func(t *testing.T) {
 		group, limitFile := testenv.MemoryGroup(t)
@@ -78,12 +78,18 @@ func TestTheMemoryGroupHasRoomForWhatTheDriverMoves(t *testing.T) {
 			t.Skip("this kernel mounts no memory controller in which a group could be made")
 		}
 		w := emptyWorld(t)
-		w.command = []string{testenv.Artefact(t, "make workload", "build", "workload", "cudawork"), "--dir", w.work, "--mib", "200"}
+		w.command = []string{
+			testenv.Artefact(t, "make workload", "build", "workload", "cudawork"), "--dir", w.work,
+			"--mib", "200",
+		}
 		w.cuda = w.work
 		// The library of the tests' own program moves less than others do.
 		program := testenv.Artefact(t, "make build", "bin", "cucriu")
 		enter := []string{"-c", `echo 0 >"$0" && exec "$@"`, filepath.Join(group, "cgroup.procs")}
-		cmd := w.host.Command("/bin/sh", slices.Concat(enter, []string{program, "run", "--dir", w.dir, "--every", "1h", "--"}, w.command)...)
+		cmd := w.host.Command("/bin/sh", slices.Concat(enter, []string{
+			program, "run", "--dir", w.dir, "--every", "1h",
+			"--",
+		}, w.command)...)
 		limit := func(bytes uint64) {
 			testenv.WriteFile(t, filepath.Join(group, limitFile), strconv.FormatUint(bytes, 10))
 		}
@@ -99,7 +105,8 @@ func TestTheMemoryGroupHasRoomForWhatTheDriverMoves(t *testing.T) {
 			must(t, err)
 			limit(plenty - groups[0].Room() + test.room)
 			out, err := w.host.Cucriu("jobs", "checkpoint", w.dir)
-			if (err == nil) != test.fits || err != nil && (!strings.Contains(out, "memory-cgroup") || !strings.Contains(out, "the job keeps running")) {
+			if (err == nil) != test.fits || err != nil && (!strings.Contains(out, "memory-cgroup") ||
+				!strings.Contains(out, "the job keeps running")) {
 				t.Errorf("jobs checkpoint in %d MiB: %v\n%s", test.room>>20, err, out)
 			}
 			w.ticks(3)

@@ -392,7 +392,8 @@ func TestAJobEndsWithoutASupervisor(t *testing.T) {
 		out = testenv.Exits(t, w.host, testenv.StatusRefused, "jobs", "rm", "--yes", w.dir)
 		_, remedy, _ := strings.Cut(out, "to give it up, ")
 		remedy, _, _ = strings.Cut(strings.TrimSpace(remedy), ", and ")
-		if out, err := exec.Command("sh", "-c", remedy).CombinedOutput(); err != nil || !strings.HasPrefix(remedy, "kill -9 ") {
+		if out, err := exec.Command("sh", "-c", remedy).CombinedOutput(); err != nil || !strings.HasPrefix(remedy,
+			"kill -9 ") {
 			t.Fatalf("%q: %v %s", remedy, err, out)
 		}
 		testenv.Eventually(t, testenv.Soon, name+" is removed", func() bool {

@@ -243,8 +243,11 @@ func TestInputThatAJobDoesNotGet(t *testing.T) {
 			shell, says string
 			status      int
 		}{
-			"a file":           {`"$@" <"$IN"`, "the job would not get the file that is the standard input", 2},
-			"a pipe":           {`{ cat "$IN"; exec sleep 3; } | { sleep 1; "$@"; }`, "warning: the job does not get what is piped to cucriu run", 0},
+			"a file": {`"$@" <"$IN"`, "the job would not get the file that is the standard input", 2},
+			"a pipe": {
+				`{ cat "$IN"; exec sleep 3; } | { sleep 1; "$@"; }`,
+				"warning: the job does not get what is piped to cucriu run", 0,
+			},
 			"an idle pipe":     {`sleep 3 | "$@"`, "", 0},
 			"a list":           {`{ read -r first; "$@"; } <"$IN"`, "", 0},
 			"an empty file":    {`: >"$IN.empty"; "$@" <"$IN.empty"`, "", 0},
@@ -252,7 +255,8 @@ func TestInputThatAJobDoesNotGet(t *testing.T) {
 			"the null device":  {`"$@" </dev/null`, "", 0},
 			"the job opens it": {`"$@"`, "", 0},
 		} {
-			cucriu := w.host.CucriuCommand("run", "--dir", filepath.Join(w.work, strings.ReplaceAll(name, " ", "-")), "--every", "0", "--", "sh", "-c", "exec wc -l <"+input)
+			cucriu := w.host.CucriuCommand("run", "--dir", filepath.Join(w.work, strings.ReplaceAll(name, " ", "-")),
+				"--every", "0", "--", "sh", "-c", "exec wc -l <"+input)
 			cmd := exec.Command("sh", append([]string{"-c", c.shell, "sh"}, cucriu.Args...)...)
 			cmd.Env, cmd.Dir = append(cucriu.Environ(), "IN="+input), cucriu.Dir
 			out, err := cmd.CombinedOutput()

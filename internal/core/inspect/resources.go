@@ -16,7 +16,8 @@ import (
 	"cucriu/internal/kit/self"
 )
 
-// Room is the room that this host has for what a dump needs; the zero Room for what a suspend needs, which makes no image.
+// Room is the room that this host has for what a dump needs; the zero Room for what a suspend needs, which makes no
+// image.
 type Room struct {
 	imageDir string // empty if it is not known
 	ordinary uint64 // what the image takes beside the memory of the GPUs, in bytes

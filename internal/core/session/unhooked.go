@@ -58,13 +58,17 @@ func othersWork(runDir string) bool {
 		text, _ := os.ReadFile(path) // nothing if it has ended
 		args := strings.Split(strings.TrimSuffix(string(text), "\x00"), "\x00")
 		sessions := filepath.Dir(args[len(args)-1])
-		return slices.Contains(args, "watch") && filepath.Base(sessions) == "sessions" && filepath.Dir(sessions) != filepath.Clean(runDir)
+		return slices.Contains(args, "watch") && filepath.Base(sessions) == "sessions" &&
+			filepath.Dir(sessions) != filepath.Clean(runDir)
 	})
 }
 
 // isRestoring reports whether a restore is at work, whose processes are not known before they are there.
 func isRestoring(all []*journal.Session) bool {
-	return slices.ContainsFunc(all, func(s *journal.Session) bool { return s.Kind == journal.KindRestore && s.Outcome == "" })
+	return slices.ContainsFunc(all, func(s *journal.Session) bool {
+		return s.Kind == journal.KindRestore &&
+			s.Outcome == ""
+	})
 }
 
 // unhooked is [Unhooked] of a process that is parked, and in no open session.
@@ -89,7 +93,8 @@ func unhooked(all []*journal.Session, id proc.Ident, name string) error {
 				tree = all
 			}
 		}
-		return fault.New(fmt.Sprintf("process %d was restored from %s without cucriu-hook, and can never run", id.PID, images),
+		return fault.New(fmt.Sprintf("process %d was restored from %s without cucriu-hook, and can never run", id.PID,
+			images),
 			fmt.Sprintf("kill -9 %s, then cucriu restore -D %s", strings.Trim(fmt.Sprint(tree), "[]"), images))
 	}
 	return nil

@@ -39,10 +39,14 @@ func TestARestoreWithoutTheHookIsExplained(t *testing.T) {
 		"a process of the dump":    {[]*journal.Session{dumped}, "train", "restored from /images without cucriu-hook, and can never run: kill -9 4194305, then cucriu restore -D /images"},
 		"another that has its pid": {[]*journal.Session{dumped}, "bash", ""},
 		"dumped again, and failed": {[]*journal.Session{dumped, of(journal.KindDump, journal.OutcomeRunning)}, "train", ""},
-		"dumped, and left":         {[]*journal.Session{left}, "train", "restored from " + left.PublishedDir + " without cucriu-hook"},
-		"left, and still there":    {[]*journal.Session{same}, "train", ""},
-		"a restore is at work":     {[]*journal.Session{dumped, of(journal.KindRestore, "")}, "train", ""},
-		"nothing":                  {nil, "train", ""},
+		"dumped, and left": {
+			[]*journal.Session{left},
+			"train",
+			"restored from " + left.PublishedDir + " without cucriu-hook",
+		},
+		"left, and still there": {[]*journal.Session{same}, "train", ""},
+		"a restore is at work":  {[]*journal.Session{dumped, of(journal.KindRestore, "")}, "train", ""},
+		"nothing":               {nil, "train", ""},
 	} {
 		t.Run(name, func(t *testing.T) {
 			err := unhooked(c.all, proc.Ident{PID: pid, StartTime: 1}, c.name)

@@ -247,7 +247,10 @@ func restore(ctx context.Context, hook *hooks.Hook, criu string, r Request) (a A
 	if err != nil && !errors.Is(err, os.ErrNotExist) {
 		return a, preflight.AsRefusal(err)
 	}
-	if a.Changes, err = files.PutBack(ctx, r.Images, files.PutBackOptions{Undo: r.Undo, Except: "/" + of.Output}); err != nil {
+	if a.Changes, err = files.PutBack(ctx, r.Images, files.PutBackOptions{
+		Undo:   r.Undo,
+		Except: "/" + of.Output,
+	}); err != nil {
 		return a, preflight.AsRefusal(err)
 	}
 	if r.Undo.InSpare() {
@@ -263,7 +266,8 @@ func restore(ctx context.Context, hook *hooks.Hook, criu string, r Request) (a A
 	options.Output = output
 	if of.Output != "" {
 		options.Inherit = append(options.Inherit, checkpoint.Inherited{Name: of.Output, File: output})
-		a.Notes = append(a.Notes, r.Output+" was renamed or removed while the job wrote to it: the job's output goes there again")
+		a.Notes = append(a.Notes,
+			r.Output+" was renamed or removed while the job wrote to it: the job's output goes there again")
 	}
 	terminal, err := terminalFor(of, r.Sandbox)
 	if err != nil {

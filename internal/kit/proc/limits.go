@@ -29,7 +29,8 @@ func FitLimits(raise bool) error {
 	const room = 1280 << 20 // with which a dump was seen to succeed, on two CPUs: threads have stacks, and room for malloc
 	trial, err := unix.Mmap(-1, 0, room, unix.PROT_NONE, unix.MAP_PRIVATE|unix.MAP_ANON|unix.MAP_NORESERVE)
 	if err != nil {
-		return fault.New(fmt.Sprintf("this command needs %d MiB more of address space than it may have (ulimit -v)", room>>20),
+		return fault.New(fmt.Sprintf("this command needs %d MiB more of address space than it may have (ulimit -v)",
+			room>>20),
 			"raise that limit where it was set, or run it with CAP_SYS_RESOURCE")
 	}
 	return unix.Munmap(trial)
