@@ -135,7 +135,7 @@ func printableName(name []byte) string {
 }
 
 // TCPSockets returns the TCP sockets of a network namespace that a process is in, which it reads
-// once: the kernel takes long for it.
+// once: the kernel takes long for it. The caller must not change them.
 func (t *Tree) TCPSockets(namespace string, pid int) ([]proc.TCPSocket, error) {
 	t.mutex.Lock()
 	defer t.mutex.Unlock()

@@ -48,7 +48,12 @@ func TCPSockets(pid int) ([]TCPSocket, error) {
 		return nil, GoneOr(pid, err)
 	}
 	var sockets []TCPSocket
+	seen := make(map[uint64]bool) // connections come and go meanwhile, and then the kernel may list another one twice
 	for _, line := range slices.Concat(four, six) {
+		if line.Inode != 0 && seen[line.Inode] {
+			continue
+		}
+		seen[line.Inode] = true
 		sockets = append(sockets, TCPSocket{line.St, addrPort(line.LocalAddr, line.LocalPort), addrPort(line.RemAddr, line.RemPort), line.Inode})
 	}
 	return sockets, nil

@@ -19,7 +19,7 @@ func (j *Job) addSockets(used *files) error {
 	if err != nil {
 		return err
 	}
-	ours := slices.DeleteFunc(all, func(s proc.TCPSocket) bool { return holders[s.Inode] == 0 })
+	ours := slices.DeleteFunc(slices.Clone(all), func(s proc.TCPSocket) bool { return holders[s.Inode] == 0 })
 	ends := make(map[[2]netip.AddrPort]bool)
 	for _, s := range ours {
 		if s.Connected() {
