@@ -78,6 +78,11 @@ func TestWithoutTheHookTheThreadsWait(t *testing.T) {
 		if out, err := host.Cucriu("suspend", "-p", job.Root()); err != nil {
 			t.Fatalf("%v\n%s", err, out)
 		}
+		testenv.Eventually(t, testenv.Soon, "no watcher is at work any more", func() bool { // it could have parked it
+			return !slices.ContainsFunc(testenv.PIDs(), func(pid int) bool {
+				return slices.Contains(testenv.CommandLine(pid), "watch")
+			})
+		})
 		host.Setenv("CUCRIU_RUN_DIR", t.TempDir())
 		for _, args := range [][]string{{"recover"}, {"status"}, {"resume", "-p", job.Root()}} {
 			if out, _ := host.Cucriu(args...); !strings.Contains(out, "with another run directory than ") ||
