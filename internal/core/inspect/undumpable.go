@@ -265,25 +265,6 @@ func unsupportedNetlink(f *inventory.File) string {
 	return ""
 }
 
-// shared does something with a duplicate of a descriptor. It must not wait, or change what is open.
-func shared(f *inventory.File, do func(fd int) error) error {
-	process, err := proc.Open(f.Of.PID)
-	if err != nil {
-		return err
-	}
-	defer process.Close()
-	number, err := strconv.Atoi(f.Number)
-	if err != nil {
-		return err
-	}
-	fd, err := process.DuplicateDescriptor(number)
-	if err != nil {
-		return err
-	}
-	defer unix.Close(fd)
-	return do(fd)
-}
-
 // unsupportedFile does so for an open file. Devices are looked for where they usually are.
 func unsupportedFile(f *inventory.File) string {
 	if strings.Contains(f.Link, "/dev/") {
