@@ -245,7 +245,8 @@ func TestInputThatAJobDoesNotGet(t *testing.T) {
 		}{
 			"a file": {`"$@" <"$IN"`, "the job would not get the file that is the standard input", 2},
 			"a pipe": {
-				`{ cat "$IN"; exec sleep 3; } | { sleep 1; "$@"; }`,
+				`{ cat "$IN"; : >"$IN.sent"; until [ -e "$IN.over" ]; do sleep 0.1; done; } |
+					{ until [ -e "$IN.sent" ]; do sleep 0.1; done; "$@"; s=$?; : >"$IN.over"; exit $s; }`,
 				"warning: the job does not get what is piped to cucriu run", 0,
 			},
 			"an idle pipe":     {`sleep 3 | "$@"`, "", 0},
