@@ -401,6 +401,8 @@ func (s *Suspension) standStill(ctx context.Context, stopTree func(context.Conte
 
 // prove parks the program's threads, and locks the processes: no thread is in a call then.
 func (s *Suspension) prove(ctx context.Context, guests []*Target) (inCall, err error) {
+	ctx, cancel := context.WithTimeout(ctx, s.Config.Checkpoint.Timeout)
+	defer cancel()
 	return parallelCalls(guests, func(t *Target) error {
 		helpers, err := t.helpers(ctx)
 		if err != nil {
