@@ -41,8 +41,8 @@ func (e *PlanError) Error() string { return e.err.Error() }
 func (e *PlanError) Unwrap() error { return e.err }
 
 // PlanGPUs plans where the GPUs of an image go on this host. The error is a [PlanError] if the host cannot take it:
-// another driver, a map that is not possible, or too little free memory. PlanGPUs changes nothing, and a restore plans
-// again, with the GPUs that its processes really see.
+// another driver, a map that is not possible, or too little free memory. PlanGPUs changes nothing, and a restore makes
+// its own plan, with the GPUs that its processes really see.
 func PlanGPUs(ctx context.Context, hook *hooks.Hook, m image.Manifest) (Plan, error) {
 	host := session.Of(hook).Host()
 	driver, err := host.CheckpointDriver()
