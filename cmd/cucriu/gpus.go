@@ -209,7 +209,7 @@ damaged.`,
 			if err := requireImage(dir); err != nil {
 				return err
 			}
-			manifest, err := image.ReadManifest(dir)
+			manifest, err := image.Open(dir).Manifest()
 			if errors.Is(err, os.ErrNotExist) {
 				return show(cmd, []mapped{}, func(out io.Writer) { fmt.Fprintln(out, "no process of the image uses CUDA: there is nothing to map") })
 			}

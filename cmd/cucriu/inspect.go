@@ -90,8 +90,9 @@ func requireImage(dir string) error {
 }
 
 func inspectImage(dir string) (inspection, error) {
+	img := imagedir.Open(dir)
 	if !criuimage.IsStreamed(dir) {
-		if _, err := criuimage.Check(dir); err != nil {
+		if _, err := img.Whole(); err != nil {
 			return inspection{}, err
 		}
 	}
@@ -100,7 +101,7 @@ func inspectImage(dir string) (inspection, error) {
 		return inspection{}, err
 	}
 	report := inspection{Images: info}
-	manifest, err := imagedir.ReadManifest(dir)
+	manifest, err := img.Manifest()
 	if errors.Is(err, os.ErrNotExist) {
 		return report, nil
 	}

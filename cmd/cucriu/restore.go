@@ -20,7 +20,7 @@ import (
 	"cucriu/hooks/config"
 	"cucriu/hooks/preflight"
 	"cucriu/internal/jobs"
-	"cucriu/internal/kit/criuimage"
+	"cucriu/internal/kit/imagedir"
 	"cucriu/internal/kit/logging"
 	"cucriu/internal/kit/self"
 )
@@ -121,7 +121,7 @@ func isInOwnWay(err error) bool {
 // startAbove starts this program again, as the same process, with the numbers of new threads above those of the
 // image. It returns only if it fails.
 func startAbove(dir string) error {
-	tree, err := criuimage.Check(dir)
+	tree, err := imagedir.Open(dir).Whole()
 	if err != nil {
 		return err
 	}

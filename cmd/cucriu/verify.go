@@ -2,7 +2,6 @@ package main
 
 import (
 	"cmp"
-	"context"
 	"errors"
 	"fmt"
 	"io"
@@ -11,7 +10,6 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"cucriu/hooks/image"
 	"cucriu/hooks/preflight"
 	"cucriu/internal/jobs/store"
 	"cucriu/internal/kit/durable"
@@ -45,18 +43,16 @@ if there is no image, or it cannot be read here.`,
 		Args:    oneArgument("one image directory"),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			dir := args[0]
-			verify := image.Verify
-			if store.IsCheckpoint(dir) {
-				verify = func(ctx context.Context, dir string, workers int, read func(int)) (bool, error) {
-					return true, store.VerifyDir(ctx, dir, workers, read)
+			img := store.OpenImage(dir)
+			if !img.IsCheckpoint() {
+				if err := requireImage(dir); err != nil {
+					return err
 				}
-			} else if err := requireImage(dir); err != nil {
-				return err
 			}
 			var done atomic.Int64
 			progress := newProgress(cmd)
 			progress.measured("reading "+dir, func() (int64, int64) { return done.Load(), durable.MatchedBytes(dir, "*") })
-			summed, err := verify(cmd.Context(), dir, runtime.GOMAXPROCS(0), func(bytes int) { done.Add(int64(bytes)) })
+			summed, err := img.Verify(cmd.Context(), runtime.GOMAXPROCS(0), func(bytes int) { done.Add(int64(bytes)) })
 			progress.stop()
 			if cmd.Context().Err() != nil {
 				return errors.New("cancelled")

@@ -20,6 +20,7 @@ import (
 	"cucriu/internal/core/journal"
 	"cucriu/internal/core/session"
 	"cucriu/internal/kit/criuimage"
+	"cucriu/internal/kit/imagedir"
 )
 
 // CheckMachine finds what on this machine is in the way of dumps and restores. criu is the path of the criu to
@@ -109,8 +110,12 @@ func explainGone(runDir string, findings preflight.Findings) preflight.Findings 
 // CheckRestore finds the reasons for which [Restore] would refuse the image in dir, and what else there
 // is to say about it. It touches nothing. Files that except picks are not compared.
 func CheckRestore(ctx context.Context, hook *hooks.Hook, dir string, except func(path string) bool) (preflight.Findings, error) {
-	env := session.Of(hook)
-	findings, err := imageFindings(ctx, env, dir, fileCheck{except: except})
+	dir, err := filepath.Abs(dir)
+	if err != nil {
+		return nil, err
+	}
+	env, img := session.Of(hook), imagedir.Open(dir)
+	findings, err := imageFindings(ctx, env, img, fileCheck{except: except})
 	if err != nil || findings.Has(preflight.FindingImage) {
 		return findings, err
 	}
@@ -118,41 +123,37 @@ func CheckRestore(ctx context.Context, hook *hooks.Hook, dir string, except func
 	if err != nil {
 		return nil, err
 	}
-	more, err := env.Host().CheckImage(ctx, dir)
+	more, err := env.Host().CheckImage(ctx, img)
 	return slices.Concat(findings, inspect.SurroundingsFindings(recorded, os.Stdin), more), err
 }
 
 // imageFindings finds what keeps criu from restoring an image on this host.
-func imageFindings(ctx context.Context, env *session.Env, dir string, check fileCheck) (preflight.Findings, error) {
-	dir, err := filepath.Abs(dir)
-	if err != nil {
-		return nil, err
-	}
-	if absent := image.PresentFindings(dir); len(absent) > 0 {
+func imageFindings(ctx context.Context, env *session.Env, img *imagedir.Image, check fileCheck) (preflight.Findings, error) {
+	if absent := image.PresentFindings(img.Dir); len(absent) > 0 {
 		return absent, nil
 	}
-	if criuimage.IsStreamed(dir) {
+	if criuimage.IsStreamed(img.Dir) {
 		return nil, nil
 	}
-	tree, err := criuimage.Check(dir)
+	tree, err := img.Whole()
 	if err != nil {
 		return preflight.Findings{preflight.Found(preflight.FindingImage, err)}, nil
 	}
-	findings, err := check.findings(dir)
+	findings, err := check.findings(img)
 	if err != nil || tree.OwnPIDs {
 		return findings, err
 	}
 	taken, err := inspect.TakenPIDs(ctx, tree.Numbers(), func(text string) { env.Log.Warn(text) })
 	if len(taken) == 0 { // else it may be the job itself that waits there
-		findings = append(findings, env.Judge(inspect.AddressFindings(dir))...)
+		findings = append(findings, env.Judge(inspect.AddressFindings(img))...)
 	}
-	return append(env.ExplainTaken(dir, taken), findings...), err
+	return append(env.ExplainTaken(img.Dir, taken), findings...), err
 }
 
 // FileFindings finds the files and directories of an image that are not here as they were at the dump.
 // criu finds that only when it has created processes. except are paths that are left out.
 func FileFindings(dir string, except func(path string) bool) (preflight.Findings, error) {
-	return fileCheck{except: except}.findings(dir)
+	return fileCheck{except: except}.findings(imagedir.Open(dir))
 }
 
 // fileCheck compares files with those of an image, as criu does.
@@ -161,8 +162,8 @@ type fileCheck struct {
 	anyRights bool                   // criu's --skip-file-rwx-check
 }
 
-func (c fileCheck) findings(dir string) (preflight.Findings, error) {
-	files, err := criuimage.Files(dir)
+func (c fileCheck) findings(img *imagedir.Image) (preflight.Findings, error) {
+	files, err := img.Files()
 	if errors.Is(err, os.ErrNotExist) {
 		return nil, nil // from a criu that writes each kind of file on its own
 	}

@@ -78,5 +78,5 @@ func PlanGPUs(ctx context.Context, hook *hooks.Hook, m image.Manifest) (Plan, er
 // CheckGPUs finds the reasons for which the GPUs and the driver of this host could not take the image in dir, and
 // where its GPUs would go. [CheckRestore] finds all reasons.
 func CheckGPUs(ctx context.Context, hook *hooks.Hook, dir string) (preflight.Findings, error) {
-	return session.Of(hook).Host().CheckImage(ctx, dir)
+	return session.Of(hook).Host().CheckImage(ctx, imagedir.Open(dir))
 }

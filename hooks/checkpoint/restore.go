@@ -9,6 +9,7 @@ import (
 
 	"cucriu/criuutil"
 	"cucriu/hooks"
+	"cucriu/hooks/image"
 	"cucriu/hooks/preflight"
 	"cucriu/internal/core/journal"
 	"cucriu/internal/core/session"
@@ -31,7 +32,7 @@ func Restore(ctx context.Context, hook *hooks.Hook, dir string, options Options)
 		env.KeepRefusal(journal.Refusal{Kind: journal.KindRestore, ImageDir: dir}, err)
 		return Result{}, preflight.AsRefusal(err)
 	}
-	findings, err := imageFindings(ctx, env, dir, fileCheck{options.isInherited, options.RPC.GetSkipFileRwxCheck()})
+	findings, err := imageFindings(ctx, env, imagedir.Open(dir), fileCheck{options.isInherited, options.RPC.GetSkipFileRwxCheck()})
 	if err := errors.Join(session.GivenUp(ctx, err), findings.Err()); err != nil {
 		return refused(err)
 	}
@@ -76,7 +77,7 @@ func (d *criuSession) checkImage(ctx context.Context, action string) error {
 	if action == criuutil.StagePreRestore {
 		check := d.options.CheckImage
 		if check == nil {
-			check = func(ctx context.Context) error { return imagedir.CheckSums(ctx, d.stage.ImageDir) }
+			check = func(ctx context.Context) error { return image.Open(d.stage.ImageDir).Check(ctx) }
 		}
 		var err error
 		done := make(chan struct{})

@@ -27,10 +27,10 @@ type Process struct {
 	MemoryBytes map[cudackpt.UUID]uint64
 }
 
-// ReadManifest reads and checks the manifest of an image directory. If there is none, the image holds no CUDA process
-// and the error is [os.ErrNotExist]. It does not read the image itself: [Verify] does.
-func ReadManifest(dir string) (Manifest, error) {
-	read, err := imagedir.ReadManifest(dir)
+// Manifest reads and checks the manifest. If there is none, the image holds no CUDA process and the error is
+// [os.ErrNotExist]. The image itself is not read: see [Image.Verify].
+func (i *Image) Manifest() (Manifest, error) {
+	read, err := i.of.Manifest()
 	if err != nil {
 		return Manifest{}, err
 	}

@@ -20,17 +20,21 @@ import (
 // with its checksums, and criu's images with those that they have (summed); they are decoded where criu reads
 // them first, their pages must be there, and the rest is read, because its disk may have lost it. Verify
 // calls read with how many bytes it has just read, from several goroutines.
-func Verify(ctx context.Context, dir string, workers int, read func(bytes int)) (summed bool, err error) {
+func (i *Image) Verify(ctx context.Context, workers int, read func(bytes int)) (summed bool, err error) {
+	if i.sealed != nil {
+		return true, i.sealed.check(ctx, max(workers, 1), read)
+	}
+	dir := i.of.Dir
 	_, missing := os.Lstat(filepath.Join(dir, imagedir.SumsName))
 	summed = missing == nil
 	_, err = criuimage.Read(dir)
 	if err == nil {
-		_, err = criuimage.Check(dir)
+		_, err = i.of.Whole()
 	}
 	if err != nil {
 		return summed, err
 	}
-	manifest, err := imagedir.ReadManifest(dir)
+	manifest, err := i.of.Manifest()
 	if err == nil {
 		err = manifest.MatchImages(dir)
 	}
@@ -40,7 +44,7 @@ func Verify(ctx context.Context, dir string, workers int, read func(bytes int)) 
 	if _, err := ReadOptions(dir); err != nil {
 		return summed, err
 	}
-	sums, err := imagedir.ReadSums(dir)
+	sums, err := i.of.Sums()
 	if err != nil && !errors.Is(err, os.ErrNotExist) {
 		return summed, err
 	}

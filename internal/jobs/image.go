@@ -35,9 +35,7 @@ func RestoreCut(ctx context.Context, hook *hooks.Hook, dir string, options check
 		return checkpoint.Result{}, preflight.AsRefusal(err)
 	}
 	defer lock.Close() // nil: nothing was locked
-	if store.IsCheckpoint(dir) {
-		options.CheckImage = func(ctx context.Context) error { return store.VerifyDir(ctx, dir, 0, func(int) {}) }
-	}
+	options.CheckImage = store.OpenImage(dir).Check
 	record := files.UndoFile{Path: filepath.Join(dir, "cucriu-"+undoName)}
 	if _, err := os.Lstat(record.Path); err != nil && !cut {
 		return checkpoint.Restore(ctx, hook, dir, options)

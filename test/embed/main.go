@@ -112,7 +112,7 @@ func dump(ctx context.Context, hook *hooks.Hook, pid int, dir string) error {
 }
 
 func show(dir string) error {
-	m, err := image.ReadManifest(dir)
+	m, err := image.Open(dir).Manifest()
 	if err != nil {
 		return err
 	}
@@ -131,7 +131,7 @@ func restore(ctx context.Context, hook *hooks.Hook, dir string, rules []string) 
 		}
 		hook.Config.GPUs.Map = append(hook.Config.GPUs.Map, rule)
 	}
-	m, err := image.ReadManifest(dir)
+	m, err := image.Open(dir).Manifest()
 	if err != nil {
 		return err
 	}

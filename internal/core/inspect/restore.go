@@ -219,25 +219,25 @@ func PlanFinding(err error) preflight.Finding {
 }
 
 // CheckImage finds the reasons for which a restore of an image on this host would be refused.
-func (h Host) CheckImage(ctx context.Context, dir string) (preflight.Findings, error) {
-	if absent := image.PresentFindings(dir); len(absent) > 0 {
+func (h Host) CheckImage(ctx context.Context, img *imagedir.Image) (preflight.Findings, error) {
+	if absent := image.PresentFindings(img.Dir); len(absent) > 0 {
 		return absent, nil
 	}
 	fine := func(name, message string) preflight.Findings {
 		return preflight.Findings{preflight.Fine(name, message)}
 	}
-	manifest, err := imagedir.ReadManifest(dir)
+	manifest, err := img.Manifest()
 	if errors.Is(err, os.ErrNotExist) {
 		return fine(preflight.FindingImage, "contains no CUDA process: criu restores it by itself"), nil
 	}
 	if err == nil {
-		err = manifest.MatchImages(dir)
+		err = manifest.MatchImages(img.Dir)
 	}
 	if err != nil {
 		return preflight.Findings{preflight.Found(preflight.FindingImage, err)}, nil
 	}
 	findings := fine(preflight.FindingImage, fmt.Sprintf("%s, dumped %s with driver %s", units.Count(len(manifest.Processes), "CUDA process"), manifest.Created.Local().Format("2006-01-02 15:04:05"), manifest.DriverVersion))
-	if err := manifest.CheckPages(dir); err != nil {
+	if err := manifest.CheckPages(img.Dir); err != nil {
 		findings = append(findings, preflight.Found(preflight.FindingImage, err))
 	}
 	driver, err := h.CheckpointDriver()
@@ -283,15 +283,15 @@ func hasUNIXSocket(name string) bool {
 // AddressFindings refuse a restore if this host lacks an address on which the job waits for others, or a program
 // waits there. criu finds that when it has made processes; two jobs that set SO_REUSEPORT would divide the
 // clients without a word. It is a check, by a trial: a port that is free now may be taken by then.
-func AddressFindings(imageDir string) (findings preflight.Findings) {
-	bindings, _ := criuimage.Bindings(imageDir) // of an image that is read elsewhere, or damaged, there are none
-	isFree := func(b criuimage.Binding) bool {  // connections that nobody holds any more are removed before criu binds
+func AddressFindings(img *imagedir.Image) (findings preflight.Findings) {
+	sockets, _ := img.Sockets()                // of an image that is read elsewhere, or damaged, there are none
+	isFree := func(b criuimage.Binding) bool { // connections that nobody holds any more are removed before criu binds
 		here, err := proc.TCPSockets(os.Getpid())
 		return b.Kind == unix.SOCK_STREAM && err == nil && !slices.ContainsFunc(here, func(s proc.TCPSocket) bool {
 			return s.Local.Port() == b.Address.Port() && s.Inode != 0
 		})
 	}
-	for _, b := range bindings {
+	for _, b := range sockets.Bindings {
 		var err error
 		lasts(func() bool { // who had it may just be ending
 			if err = tryBinding(b); errors.Is(err, unix.EADDRINUSE) && isFree(b) {

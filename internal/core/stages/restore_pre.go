@@ -16,7 +16,6 @@ import (
 	"cucriu/internal/core/journal"
 	"cucriu/internal/core/session"
 	"cucriu/internal/core/watch"
-	"cucriu/internal/kit/criuimage"
 	"cucriu/internal/kit/imagedir"
 	"cucriu/internal/kit/netlock"
 )
@@ -25,13 +24,14 @@ import (
 // anything.
 func (c *call) preRestore(ctx context.Context) (err error) {
 	defer func() { err = preflight.AsRefusal(err) }()
-	if err := c.checkImage(ctx); err != nil {
+	img := imagedir.Open(c.stage.ImageDir)
+	if err := c.checkImage(ctx, img); err != nil {
 		return err
 	}
-	manifest, err := imagedir.ReadManifest(c.stage.ImageDir)
+	manifest, err := img.Manifest()
 	if errors.Is(err, os.ErrNotExist) {
 		c.Log.Info("the image contains no CUDA process")
-		return freeAddresses(ctx, c.Log, c.stage.ImageDir)
+		return freeAddresses(ctx, c.Log, img)
 	}
 	if err == nil {
 		err = manifest.MatchImages(c.stage.ImageDir)
@@ -41,10 +41,10 @@ func (c *call) preRestore(ctx context.Context) (err error) {
 	}
 	go makeRoomForFiles(len(manifest.PageNames()))
 	watch.RecoverFirst(ctx, c.Env)
-	if err := c.refuseTakenPIDs(ctx); err != nil { // after what may just have ended a half-restored tree
+	if err := c.refuseTakenPIDs(ctx, img); err != nil { // after what may just have ended a half-restored tree
 		return err
 	}
-	if err := c.Refuse(inspect.AddressFindings(c.stage.ImageDir)); err != nil {
+	if err := c.Refuse(inspect.AddressFindings(img)); err != nil {
 		return err
 	}
 	plan, err := planRestore(ctx, c.Env, c.Host(), manifest)
@@ -62,7 +62,7 @@ func (c *call) preRestore(ctx context.Context) (err error) {
 	}
 	imageDir, err := c.stage.imagePath()
 	if err == nil {
-		err = freeAddresses(ctx, c.Log, c.stage.ImageDir)
+		err = freeAddresses(ctx, c.Log, img)
 	}
 	if err != nil {
 		return err
@@ -89,11 +89,11 @@ func (c *call) preRestore(ctx context.Context) (err error) {
 
 // checkImage compares an image with its checksums, if the configuration says so and the client does not. With
 // --auto-dedup, criu empties the image while it restores: no later stage could.
-func (c *call) checkImage(ctx context.Context) error {
+func (c *call) checkImage(ctx context.Context, img *imagedir.Image) error {
 	if !c.Config.Checksums || c.stage.Checked {
 		return nil
 	}
-	err := imagedir.CheckSums(ctx, c.stage.ImageDir)
+	err := img.CheckSums(ctx)
 	if err != nil {
 		name, _ := c.stage.imagePath() // criu's own ends with it
 		err = fmt.Errorf("image %s: %w", cmp.Or(name, c.stage.ImageDir), err)
@@ -147,12 +147,12 @@ func (c *call) planAsSeen(ctx context.Context, s *session.Session) error {
 }
 
 // freeAddresses frees the TCP addresses that criu is about to bind from connections that are over.
-func freeAddresses(ctx context.Context, log *slog.Logger, imageDir string) error {
-	addresses, err := criuimage.BoundAddresses(imageDir)
+func freeAddresses(ctx context.Context, log *slog.Logger, img *imagedir.Image) error {
+	sockets, err := img.Sockets()
 	if err != nil {
 		return nil // criu itself judges its images, which may be streamed
 	}
-	n, err := netlock.FreeAddresses(ctx, addresses, func(n int) {
+	n, err := netlock.FreeAddresses(ctx, sockets.Bound, func(n int) {
 		log.Warn("ports of the image have closed connections in TIME_WAIT, which this kernel does not let cucriu remove; retrying for up to 75s", "connections", n)
 	})
 	if n > 0 && err == nil {
@@ -167,8 +167,8 @@ func freeAddresses(ctx context.Context, log *slog.Logger, imageDir string) error
 
 // refuseTakenPIDs refuses a restore that needs pids which are in use. criu would find that only when it
 // creates the processes.
-func (c *call) refuseTakenPIDs(ctx context.Context) error {
-	tree, err := criuimage.ReadTree(c.stage.ImageDir)
+func (c *call) refuseTakenPIDs(ctx context.Context, img *imagedir.Image) error {
+	tree, err := img.Tree()
 	if err != nil || tree.OwnPIDs {
 		return nil // criu itself judges its images, which may be streamed
 	}

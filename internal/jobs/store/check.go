@@ -14,6 +14,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"cucriu/hooks/image"
 	"cucriu/internal/kit/durable"
 	"cucriu/internal/kit/imagedir"
 	"cucriu/internal/kit/pages"
@@ -72,20 +73,29 @@ func (s *Store) Verify(ctx context.Context, c Checkpoint, workers int, read func
 	return err
 }
 
-// IsCheckpoint reports whether a directory is a checkpoint, wherever it lies.
-func IsCheckpoint(dir string) bool {
+// isCheckpoint reports whether a directory is a checkpoint, wherever it lies.
+func isCheckpoint(dir string) bool {
 	_, err := os.Lstat(filepath.Join(dir, recordName))
 	return err == nil
 }
 
-// VerifyDir is [Store.Verify] for the directory of a checkpoint, wherever it lies, or [Store.Check] without
-// workers. It marks nothing.
-func VerifyDir(ctx context.Context, dir string, workers int, read func(bytes int)) error {
+// OpenImage opens the image in a directory, which may be a checkpoint, wherever it lies.
+func OpenImage(dir string) *image.Image {
+	if !isCheckpoint(dir) {
+		return image.Open(dir)
+	}
 	c, err := readIn(dir, filepath.Base(dir))
 	if err != nil {
-		return err
+		c = Checkpoint{Dir: dir, Err: err}
 	}
-	return check(ctx, c, workers, read)
+	return c.Image()
+}
+
+// Image is the image that the checkpoint is. To verify it marks nothing.
+func (c Checkpoint) Image() *image.Image {
+	return image.OpenCheckpoint(c.Dir, imagedir.Digest(c.Files), func(ctx context.Context, workers int, read func(bytes int)) error {
+		return check(ctx, c, workers, read)
+	})
 }
 
 // check is [Store.Check]. With workers, so many threads read the GPU's pages, too, and all is read from the

@@ -33,6 +33,29 @@ func quickDir(t testing.TB) string {
 	return filepath.Join(onTmpfs(t, "size=256m"), "job")
 }
 
+// TestACheckpointIsAnImage: it is known by the checksums in its record, in a copy elsewhere, too.
+func TestACheckpointIsAnImage(t *testing.T) {
+	s := openStore(t, quickDir(t))
+	first, second := publish(t, s, 1, newMemory(1, 2)), publish(t, s, 2, newMemory(2, 2))
+	copied := filepath.Join(t.TempDir(), "copy")
+	must(t, os.CopyFS(copied, os.DirFS(first.Dir)))
+	digest := first.Image().Digest()
+	for _, dir := range []string{first.Dir, copied} {
+		img := OpenImage(dir)
+		summed, err := img.Verify(t.Context(), 1, func(int) {})
+		if !img.IsCheckpoint() || img.Digest() != digest || digest == "" || !summed || err != nil {
+			t.Errorf("%s: digest %s, want %s; verified: %v", dir, img.Digest(), digest, err)
+		}
+	}
+	if second.Image().Digest() == digest {
+		t.Error("two checkpoints have one digest")
+	}
+	must(t, os.WriteFile(filepath.Join(copied, recordName), []byte("{}"), 0o600))
+	if img := OpenImage(copied); img.Digest() != "" || img.Check(t.Context()) == nil {
+		t.Errorf("with a damaged record: digest %s", img.Digest())
+	}
+}
+
 func TestACheckpointIsAnImageDirectoryOfItsOwn(t *testing.T) {
 	for name, base := range map[string]string{
 		"staged on the same file system": t.TempDir(),

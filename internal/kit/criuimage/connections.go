@@ -143,15 +143,20 @@ type Binding struct {
 	FreeBind bool // the address need not exist
 }
 
-// Bindings returns the sockets that wait for others in criu's own network namespace. It leaves out those that are
-// bound to a device, and UDP sockets that share their port.
-func Bindings(dir string) ([]Binding, error) {
-	tree, err := ReadTree(dir)
-	if err != nil || tree.OwnNetwork {
-		return nil, err
+// Sockets are the sockets of an image for which a restore needs addresses in criu's own network namespace.
+type Sockets struct {
+	// Bindings wait for others. Those that are bound to a device are left out, and UDP sockets that share their port.
+	Bindings []Binding
+	// Bound are the local addresses of all TCP sockets.
+	Bound []netip.AddrPort
+}
+
+// ReadSockets reads which sockets there are in an image with this tree.
+func ReadSockets(dir string, tree Tree) (all Sockets, err error) {
+	if tree.OwnNetwork {
+		return all, nil
 	}
 	entries, err := readFiles(dir)
-	var bindings []Binding
 	for _, entry := range entries {
 		s, kind := entry.GetIsk(), 0
 		switch shares := s.GetOpts().GetReuseaddr() || s.GetOpts().GetSoReuseport(); {
@@ -160,29 +165,15 @@ func Bindings(dir string) ([]Binding, error) {
 		case s.GetProto() == unix.IPPROTO_UDP && s.GetDstPort() == 0 && !shares:
 			kind = unix.SOCK_DGRAM
 		}
-		b := Binding{netip.AddrPortFrom(wordsOf(s.GetSrcAddr()), uint16(s.GetSrcPort())), kind, s.GetV6Only(), s.GetIpOpts().GetFreebind()}
+		address := netip.AddrPortFrom(wordsOf(s.GetSrcAddr()), uint16(s.GetSrcPort()))
+		b := Binding{address, kind, s.GetV6Only(), s.GetIpOpts().GetFreebind()}
 		onDevice := s.GetIfname() != "" || s.GetOpts().GetSoBoundDev() != ""
-		if kind != 0 && b.Address.Port() != 0 && b.Address.IsValid() && !onDevice && !slices.Contains(bindings, b) {
-			bindings = append(bindings, b)
+		if kind != 0 && address.Port() != 0 && address.IsValid() && !onDevice && !slices.Contains(all.Bindings, b) {
+			all.Bindings = append(all.Bindings, b)
+		}
+		if local := connectionOf(s).Local; s.GetProto() == unix.IPPROTO_TCP && local.Port() != 0 {
+			all.Bound = append(all.Bound, local)
 		}
 	}
-	return bindings, err
-}
-
-// BoundAddresses returns the local addresses of the TCP sockets of an image that a restore binds in
-// criu's own network namespace.
-func BoundAddresses(dir string) ([]netip.AddrPort, error) {
-	tree, err := ReadTree(dir)
-	if err != nil || tree.OwnNetwork {
-		return nil, err
-	}
-	entries, err := readFiles(dir)
-	var addresses []netip.AddrPort
-	for _, entry := range entries {
-		socket := entry.GetIsk()
-		if local := connectionOf(socket).Local; socket.GetProto() == unix.IPPROTO_TCP && local.Port() != 0 {
-			addresses = append(addresses, local)
-		}
-	}
-	return addresses, err
+	return all, err
 }

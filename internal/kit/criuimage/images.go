@@ -79,12 +79,11 @@ func Read(dir string) (Info, error) {
 var ofAProcess = regexp.MustCompile(`^(inventory|pstree|core|mm|pagemap|files|fdinfo|fs|ids|seccomp|timens)(-[0-9]+)?\.img$`)
 
 // Check refuses images from which criu restores nothing, as far as can be told without decoding
-// all of them: one is missing, or cut off. criu reads some only after it has created processes.
-func Check(dir string) (Tree, error) {
-	if err := checkWhole(dir); err != nil {
-		return Tree{}, err
+// all of them: one is missing, or cut off. criu reads some only after it has created processes. read is [ReadTree].
+func Check(dir string, read func() (Tree, error)) (tree Tree, err error) {
+	if err = checkWhole(dir); err == nil {
+		tree, err = read()
 	}
-	tree, err := ReadTree(dir)
 	if err != nil {
 		return Tree{}, err
 	}

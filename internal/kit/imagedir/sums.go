@@ -92,15 +92,15 @@ func ReadSums(dir string) ([]File, error) { return sumsKind.Read(dir) }
 
 // CheckSums reads the files of an image that has checksums, and fails if one is not as it was written. The
 // error is a [FileError] with its remedy.
-func CheckSums(ctx context.Context, dir string) error {
-	files, err := ReadSums(dir)
+func (i *Image) CheckSums(ctx context.Context) error {
+	files, err := i.Sums()
 	if errors.Is(err, os.ErrNotExist) {
 		return nil
 	}
 	if err != nil {
 		return err
 	}
-	root, err := os.OpenRoot(dir)
+	root, err := os.OpenRoot(i.Dir)
 	if err != nil {
 		return err
 	}

@@ -71,7 +71,7 @@ func summed(t *testing.T) (string, map[string]string) {
 
 func TestEachFileOfCriuAndTheManifestHaveChecksums(t *testing.T) {
 	dir, content := summed(t)
-	must(t, CheckSums(t.Context(), dir))
+	must(t, Open(dir).CheckSums(t.Context()))
 	files, err := ReadSums(dir)
 	must(t, err)
 	var names []string
@@ -103,7 +103,7 @@ func TestEachFileOfCriuAndTheManifestHaveChecksums(t *testing.T) {
 			path := filepath.Join(dir, name)
 			must(t, damage(path, content[name]))
 			damaged := new(FileError)
-			if err := CheckSums(t.Context(), dir); !errors.As(err, &damaged) || damaged.Name != name {
+			if err := Open(dir).CheckSums(t.Context()); !errors.As(err, &damaged) || damaged.Name != name {
 				t.Errorf("%s, %s: %v", name, how, err)
 			}
 			must(t, os.RemoveAll(path))
@@ -112,17 +112,17 @@ func TestEachFileOfCriuAndTheManifestHaveChecksums(t *testing.T) {
 	}
 	moved := filepath.Join(filepath.Dir(dir), "moved")
 	must(t, os.Rename(dir, moved))
-	must(t, CheckSums(t.Context(), moved))
+	must(t, Open(moved).CheckSums(t.Context()))
 	stopped, stop := context.WithCancel(t.Context())
 	stop()
-	if err := CheckSums(stopped, moved); !errors.Is(err, context.Canceled) {
+	if err := Open(moved).CheckSums(stopped); !errors.Is(err, context.Canceled) {
 		t.Errorf("cancelled: %v", err)
 	}
 	must(t, RemoveEarlier(moved))
 	if _, err := ReadSums(moved); !errors.Is(err, os.ErrNotExist) {
 		t.Errorf("a dump into a directory that is used again leaves the checksums of an earlier one: %v", err)
 	}
-	must(t, CheckSums(t.Context(), moved)) // an image of an earlier version
+	must(t, Open(moved).CheckSums(t.Context())) // an image of an earlier version
 }
 
 func TestChecksumsThatNoDumpWroteAreRefused(t *testing.T) {
@@ -161,7 +161,7 @@ func TestChecksumsThatNoDumpWroteAreRefused(t *testing.T) {
 			must(t, os.Remove(path))
 		}
 		must(t, write())
-		err := CheckSums(t.Context(), dir)
+		err := Open(dir).CheckSums(t.Context())
 		if err == nil || errors.Is(err, os.ErrNotExist) || !strings.Contains(err.Error(), SumsName) {
 			t.Errorf("%s: %v", name, err)
 		}
