@@ -122,11 +122,12 @@ func Dump(ctx context.Context, hook *hooks.Hook, dir string, options Options) (R
 	defer d.close()
 	d.stage.Prefetched, d.stage.Claim, d.stage.ImagePath = prefetched, partial.Claim, partial.Path()
 	if relinks {
-		d.stage.Stopped = func(tree *inventory.Tree) error {
-			if err := tree.Read(); err != nil {
+		d.stage.Stopped = func() error {
+			removed, err := inventory.RemovedNamesNow(int(options.RPC.GetPid()))
+			if err != nil {
 				return err
 			}
-			return names.give(tree.RemovedNames())
+			return names.give(removed)
 		}
 	}
 	leavesRunning := d.criu.LeaveRunning || d.criu.LeaveStopped

@@ -41,6 +41,7 @@ type dump struct {
 	stoppedOthers []int
 	lanes         lanes
 	manifest      imagedir.Manifest // made before the drop
+	truth         *inventory.Tree   // read under the stop
 	settings      func() ([]proc.Settings, error)
 }
 
@@ -97,7 +98,7 @@ func (d *dump) run(ctx context.Context) error {
 	if len(d.Members) == 0 && d.stage.Hold == nil {
 		d.Log.Info("no process of the tree uses CUDA: nothing to do", "root", d.Root)
 		err := imagedir.RemoveEarlier(d.imageDir, image.TimelineName, image.OptionsName)
-		if err := errors.Join(err, d.noteStopped(inventory.Advice)); err != nil {
+		if err := errors.Join(err, d.noteStopped()); err != nil {
 			return err
 		}
 		return d.Refreeze(ctx)
@@ -128,16 +129,12 @@ func (d *dump) run(ctx context.Context) error {
 	return d.Session.DoStep(journal.StepDumping, func() error { return nil })
 }
 
-// noteStopped tells the program that drives criu that the tree is stopped, with a look at it.
-func (d *dump) noteStopped(look func(root int) (*inventory.Tree, error)) error {
+// noteStopped tells the program that drives criu that the tree is stopped.
+func (d *dump) noteStopped() error {
 	if d.stage.Stopped == nil {
 		return nil
 	}
-	tree, err := look(d.Root)
-	if err != nil {
-		return err
-	}
-	return d.stage.Stopped(tree)
+	return d.stage.Stopped()
 }
 
 // begin takes hold of the tree: from here on the job is restored as it was, whichever program is killed.

@@ -36,14 +36,19 @@ func (d *dump) stopTree(ctx context.Context) error {
 	if err := d.Stop(ctx); err != nil {
 		return err
 	}
+	return d.readTruth()
+}
+
+// readTruth looks at the tree, which is stopped.
+func (d *dump) readTruth() (err error) {
+	if d.truth, err = inventory.Truth(d.Root); err != nil {
+		return err
+	}
 	// Nobody opens a file of the job from here on if that would end it, or wait for it.
-	truth, err := inventory.Truth(d.Root)
-	if err != nil {
+	if err := d.truth.CheckUnguarded(); err != nil {
 		return err
 	}
-	if err := truth.CheckUnguarded(); err != nil {
-		return err
-	}
+	truth := d.truth
 	// Beside the steps that move the GPU memory to the host: the kernel walks through all of a process's pages.
 	d.settings = sync.OnceValues(func() ([]proc.Settings, error) { return settingsOf(truth) })
 	go func(read func() ([]proc.Settings, error)) { _, _ = read() }(d.settings)
@@ -176,6 +181,9 @@ func (d *dump) parkTree(ctx context.Context) error {
 			return err
 		}
 		if again {
+			if err := d.readTruth(); err != nil {
+				return err
+			}
 			continue
 		}
 		// A thread that was released falls back into the group-stop by itself, but not at once. If criu comes
@@ -183,7 +191,7 @@ func (d *dump) parkTree(ctx context.Context) error {
 		if err := proc.KeepStopped(ctx, d.Others...); err != nil {
 			return err
 		}
-		return d.noteStopped(inventory.Truth) // not that of before the park: somebody may have continued a process
+		return d.noteStopped()
 	}
 }
 

@@ -20,7 +20,6 @@ import (
 	"cucriu/internal/core/journal"
 	"cucriu/internal/core/session"
 	"cucriu/internal/kit/imagedir"
-	"cucriu/internal/kit/inventory"
 	"cucriu/internal/kit/proc"
 	"cucriu/internal/kit/rundir"
 )
@@ -33,9 +32,9 @@ type Stage struct {
 	ImagePath string
 	InitPID   string // CRTOOLS_INIT_PID: the root task, a pid that criu's caller sees
 
-	// Stopped is called at pre-dump with the truth about the tree once no process of it runs or, if none uses CUDA, with
-	// advice before criu stops them. It is nil if there is nothing to do. If it returns an error, the dump fails.
-	Stopped func(*inventory.Tree) error `json:"-"`
+	// Stopped is called at pre-dump once no process of the tree runs or, if none uses CUDA, before criu stops them. It is
+	// nil if there is nothing to do. If it returns an error, the dump fails.
+	Stopped func() error `json:"-"`
 	// Publish gives a complete image its final form at post-dump, before criu ends the processes. It is
 	// nil if there is nothing to do. An error keeps the job alive.
 	Publish func(context.Context) error `json:"-"`

@@ -7,12 +7,12 @@
 //   - [Advice] is read before anything is touched. The processes run meanwhile, so it may be out of date as soon as
 //     it is read: it says what would probably become of a dump, and a refusal for it costs nothing.
 //   - [Truth] is read when all processes of the tree have been stopped, and stays true until one of them runs. A dump
-//     reads it twice, because a stop alone does not hold a process: once stopped, for what must be known before a file
-//     is opened, and once parked.
+//     reads it again if it finds one that it had not stopped, or has to let all run for a moment.
 //
-// Neither is used again once a process has run, or was changed, since it was read. [Now] is for what is asked in
-// between, such as about a process that was born while the tree was being stopped, or what a checkpoint has left
-// open: it is a look at one process for one question, and is neither advice nor truth.
+// Neither is used again once a process is known to have run, or was changed, since it was read. [Now] is for what is
+// asked in between, such as about a process that was born while the tree was being stopped, or what a checkpoint has
+// left open: it is a look at one process for one question, and is neither advice nor truth. [RemovedNamesNow] is the one
+// question that is asked of the whole tree again: it says why.
 //
 // Each part is read when it is asked for, and then kept; of advice, mappings, descriptors and status are read at once.
 // What is kept of a file is how the tree uses it. Others may change the file itself, even while the tree is stopped.

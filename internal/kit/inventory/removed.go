@@ -20,6 +20,21 @@ func (t *Tree) RemovedNames() (removed []RemovedName) {
 	return removed
 }
 
+// RemovedNamesNow is [Tree.RemovedNames] of the tree below root as it is by now. A dump asks it again when the tree is
+// parked, because the stop under which the truth was read does not hold a process: until it is parked, anybody's SIGCONT
+// lets it run, and a name that it removes then would make criu fail. Nothing else of the truth is asked again: what a
+// process has come to hold of the driver is looked for in each, and a setting that is missed costs that setting only.
+func RemovedNamesNow(root int) ([]RemovedName, error) {
+	now, err := Truth(root)
+	if err != nil {
+		return nil, err
+	}
+	if err := now.Read(); err != nil {
+		return nil, err
+	}
+	return now.RemovedNames(), nil
+}
+
 // Unlinked returns the files that the tree uses by removed names while they have others, and the largest of
 // those that have no name at all: criu puts such a file into the image.
 func (t *Tree) Unlinked() (linked []*File, largest *File) {
