@@ -39,6 +39,7 @@ type Suspension struct {
 	JudgeRoom func() (preflight.Findings, error)
 	OOMKills  []*proc.OOMCounter // in the control groups of the targets
 	lockCalls int                // how often the driver was told to lock a process
+	patience  time.Duration      // see PatienceForAll; 0 before
 	insist    time.Time          // until then no library is left out because a lock does not end
 }
 
@@ -56,15 +57,19 @@ func (s *Suspension) LoadDriver() (*cudackpt.Driver, error) {
 	return driver, err
 }
 
-// PatienceForAll is the patience for the whole tree, or for the processes that were named.
+// PatienceForAll is the patience for the whole tree, or for the processes that were named. It counts them once, when
+// they all run.
 func (s *Suspension) PatienceForAll() time.Duration {
-	pids := PidsOf(s.Targets)
-	if s.Root > 0 {
-		if tree, err := proc.Tree(s.Root); err == nil {
-			pids = tree
+	if s.patience == 0 {
+		pids := PidsOf(s.Targets)
+		if s.Root > 0 {
+			if tree, err := proc.Tree(s.Root); err == nil {
+				pids = tree
+			}
 		}
+		s.patience = s.Patience(pids...)
 	}
-	return s.Patience(pids...)
+	return s.patience
 }
 
 func PidsOf(targets []*Target) []int {

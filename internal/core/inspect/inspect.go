@@ -323,7 +323,7 @@ func (h Host) CheckJob(ctx context.Context, root int, imageDir string) (prefligh
 	if err != nil {
 		return nil, err
 	}
-	freezers, err := proc.FrozenTree(root)
+	freezers, err := proc.Frozen(advice.PIDs)
 	if err != nil {
 		return nil, err
 	}

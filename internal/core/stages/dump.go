@@ -316,7 +316,7 @@ func (d *dump) inspect(ctx context.Context) error {
 		seen.Findings = append(seen.Findings, findings...)
 	}
 	if !d.criu.RPC && !d.criu.FreezeCgroup { // whoever freezes a container tells criu by which group, over RPC
-		paused, err := proc.FrozenTree(d.Root)
+		paused, err := proc.Frozen(advice.PIDs)
 		if err != nil {
 			return err
 		}

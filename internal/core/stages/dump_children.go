@@ -51,13 +51,9 @@ func (d *dump) releaseChildren(ctx context.Context) error {
 
 // findChildren finds the forked children in the tree. What it found before an error is returned, too.
 func (d *dump) findChildren(ctx context.Context) ([]*child, error) {
-	pids, err := proc.Tree(d.Root)
-	if err != nil {
-		return nil, err
-	}
-	cuda := journal.ProcessesOf(d.Members)
+	pids, cuda := d.truth.PIDs, journal.ProcessesOf(d.Members)
 	found := make([]*child, len(pids))
-	err = engine.ParallelUpTo(runtime.NumCPU(), len(pids), func(i int) (err error) {
+	err := engine.ParallelUpTo(runtime.NumCPU(), len(pids), func(i int) (err error) {
 		if slices.ContainsFunc(cuda, func(p inspect.Process) bool { return p.PID == pids[i] }) {
 			return nil
 		}
@@ -69,7 +65,8 @@ func (d *dump) findChildren(ctx context.Context) ([]*child, error) {
 	return slices.DeleteFunc(found, func(c *child) bool { return c == nil }), err
 }
 
-// findChild returns a process as a forked child; nil if it holds nothing of the driver.
+// findChild returns a process as a forked child; nil if it holds nothing of the driver. It looks now that the process is
+// parked: what it finds is taken from the process by its number.
 func (d *dump) findChild(ctx context.Context, pid int, cuda []inspect.Process) (*child, error) {
 	process, err := proc.Open(pid)
 	if err != nil {

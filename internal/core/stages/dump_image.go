@@ -136,7 +136,7 @@ func (d *dump) describe() (imagedir.Manifest, error) {
 		m.Processes = append(m.Processes, p)
 	}
 	m.StoppedOthers = d.stoppedOthers
-	if m.Scheduling, err = schedulingOf(d.Root); err != nil {
+	if m.Scheduling, err = schedulingOf(d.truth.PIDs); err != nil {
 		d.Log.Warn("the scheduling of the threads could not be determined, and will not be restored", "error", err)
 	}
 	if len(m.Scheduling) > 0 {

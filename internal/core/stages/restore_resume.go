@@ -255,13 +255,9 @@ func (c *call) killRestored(cause error) error {
 	return fmt.Errorf("%w; %s", cause, watch.TreeEnded)
 }
 
-// schedulingOf lists what criu does not restore of the threads of a tree.
-func schedulingOf(root int) ([]proc.Scheduling, error) {
+// schedulingOf lists what criu does not restore of the threads of processes.
+func schedulingOf(pids []int) ([]proc.Scheduling, error) {
 	hierarchies, err := proc.ReadHierarchies()
-	if err != nil {
-		return nil, err
-	}
-	pids, err := proc.Tree(root)
 	if err != nil {
 		return nil, err
 	}

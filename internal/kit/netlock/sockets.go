@@ -23,7 +23,7 @@ type socket struct {
 	Connection
 }
 
-// socketsOf returns the connected TCP sockets of a process.
+// socketsOf returns the connected TCP sockets of a process, of which it takes hold: it lists them for that itself.
 func socketsOf(p *proc.Process) (sockets []socket, err error) {
 	open, err := proc.Descriptors(p.PID)
 	for fd, link := range open {

@@ -122,7 +122,8 @@ func (p *process) findClients(ioctl Ioctl) {
 	}
 }
 
-// borrow duplicates the process's descriptors of nvidiactl, the lowest first.
+// borrow duplicates the process's descriptors of nvidiactl, the lowest first. They are listed here and now: a number that
+// was read earlier may be another file's, which must not be asked.
 func (p *process) borrow(ioctl Ioctl) error {
 	process, err := proc.Open(p.pid)
 	if err != nil {

@@ -188,6 +188,11 @@ func FrozenTree(root int) ([]Freezer, error) {
 	if err != nil {
 		return nil, err
 	}
+	return Frozen(pids)
+}
+
+// Frozen returns the control groups that have frozen one of these processes.
+func Frozen(pids []int) ([]Freezer, error) {
 	hierarchies, err := ReadHierarchies()
 	if err != nil {
 		return nil, err
