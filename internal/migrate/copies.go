@@ -6,6 +6,7 @@ import (
 	"fmt"
 
 	"cucriu/internal/jobs/files"
+	"cucriu/internal/kit/inventory"
 	"cucriu/internal/migrate/prepare"
 )
 
@@ -38,8 +39,8 @@ func (s *treeSource) foreseeFiles(ctx context.Context) error {
 
 // later has the destination judge what the job, which is paused, uses and did not use when it was
 // described.
-func (s *treeSource) later(ctx context.Context) error {
-	job, err := prepare.Later(s.hook, s.of)
+func (s *treeSource) later(ctx context.Context, truth *inventory.Tree) error {
+	job, err := prepare.Later(s.hook, s.of, truth)
 	if job == nil || err != nil {
 		return err
 	}
@@ -58,9 +59,9 @@ func (s *treeSource) later(ctx context.Context) error {
 }
 
 // saveFiles adds the files to the image. The job is paused.
-func (s *treeSource) saveFiles(ctx context.Context, dir string) error {
+func (s *treeSource) saveFiles(ctx context.Context, truth *inventory.Tree, dir string) error {
 	if s.options.Copy == prepare.CopyNone {
 		return nil
 	}
-	return files.Save(ctx, s.of.RootPID, dir, s.moving())
+	return files.Save(ctx, truth, dir, s.moving())
 }

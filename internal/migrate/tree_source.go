@@ -20,6 +20,7 @@ import (
 	"cucriu/hooks/timeline"
 	"cucriu/internal/kit/criuimage"
 	"cucriu/internal/kit/imagedir"
+	"cucriu/internal/kit/inventory"
 	"cucriu/internal/kit/netlock"
 	"cucriu/internal/kit/proc"
 	"cucriu/internal/kit/rundir"
@@ -291,10 +292,14 @@ func (s *treeSource) dump(ctx context.Context, last int, written func(*os.File, 
 		options.Base = s.stage.round(1)
 	}
 	options.AtStandstill = func(ctx context.Context, dir string) error {
-		if err := s.later(ctx); err != nil {
+		truth, err := inventory.Truth(s.of.RootPID)
+		if err == nil {
+			err = s.later(ctx, truth)
+		}
+		if err != nil {
 			return err
 		}
-		return s.saveFiles(ctx, dir)
+		return s.saveFiles(ctx, truth, dir)
 	}
 	hook := s.noting(func() {
 		if s.halted.IsZero() {

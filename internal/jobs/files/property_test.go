@@ -45,7 +45,7 @@ func TestAnyContentComesBackAndAnyNewerOneIsKept(t *testing.T) {
 		scribble(r, f, "writes before")
 		checkpoint, err := os.MkdirTemp(checkpoints, "")
 		must(t, err)
-		err = Save(t.Context(), root, checkpoint, Options{})
+		err = Save(t.Context(), stopped(t, root), checkpoint, Options{})
 		must(t, err)
 		then := read(t, path)
 		for range 2 {

@@ -32,7 +32,7 @@ func TestAJobThatControlsWhoOpensFilesIsRefused(t *testing.T) {
 			path := write(t, filepath.Join(tempDir(t), "fi\x1ble"), "content")
 			root := startJob(t, order{Path: name(path), Flags: unix.O_RDWR, Then: then})
 			says = strings.ReplaceAll(says, "PATH", name(path).String())
-			for title, err := range map[string]error{"Foresee": Foresee(t.Context(), root, Options{}), "Save": Save(t.Context(), root, t.TempDir(), Options{})} {
+			for title, err := range map[string]error{"Foresee": Foresee(t.Context(), root, Options{}), "Save": Save(t.Context(), stopped(t, root), t.TempDir(), Options{})} {
 				if guarded := new(proc.GuardedError); !errors.As(err, &guarded) || guarded.PID != root || !strings.Contains(err.Error(), says) {
 					t.Errorf("%s: %v, want %s", title, err, says)
 				}
@@ -69,7 +69,7 @@ func TestAFileThatNobodyAllowsToOpenIsGivenUp(t *testing.T) {
 	group, err := guard(path)
 	must(t, err)
 	defer unix.Close(group) // which allows what waits
-	err = Save(t.Context(), root, t.TempDir(), Options{Patience: 500 * time.Millisecond})
+	err = Save(t.Context(), stopped(t, root), t.TempDir(), Options{Patience: 500 * time.Millisecond})
 	if err == nil || !strings.Contains(err.Error(), path+" could not be opened or read within 500ms") {
 		t.Errorf("%v", err)
 	}

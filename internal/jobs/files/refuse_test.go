@@ -178,7 +178,7 @@ func TestAFullDiskIsFoundBeforeAnythingIsChanged(t *testing.T) {
 		testenv.SmallDisk(t, disk, "8m")
 		state := write(t, filepath.Join(disk, "state"), strings.Repeat("a", 5<<20))
 		root := startJob(t, jobFile(state, unix.O_RDWR))
-		if err := Save(t.Context(), root, disk, Options{}); !errors.Is(err, unix.ENOSPC) || !strings.Contains(err.Error(), "the job's files need 5.0 MiB in "+disk) {
+		if err := Save(t.Context(), stopped(t, root), disk, Options{}); !errors.Is(err, unix.ENOSPC) || !strings.Contains(err.Error(), "the job's files need 5.0 MiB in "+disk) {
 			t.Errorf("saved into a full disk: %v", err)
 		}
 		if names := namesIn(t, disk); len(names) != 1 {

@@ -30,16 +30,11 @@ func Foresee(ctx context.Context, root int, o Options) error {
 	})
 }
 
-// Save records the files of the tree below root, and copies their content into dir. All
-// processes of the tree must be stopped. What it has written is not yet on disk, as the rest of
-// an image. It fails if a file makes it wait too long.
-func Save(ctx context.Context, root int, dir string, o Options) error {
+// Save records the files of a tree, and copies their content into dir. All processes of the tree must be stopped. What it
+// has written is not yet on disk, as the rest of an image. It fails if a file makes it wait too long.
+func Save(ctx context.Context, truth *inventory.Tree, dir string, o Options) error {
 	return unstalled(ctx, o.patience(), func(ctx context.Context, at *progress) error {
-		truth, err := inventory.Truth(root)
-		if err == nil {
-			err = truth.Read()
-		}
-		if err != nil {
+		if err := truth.Read(); err != nil {
 			return err
 		}
 		s := &survey{Options: o, at: at}

@@ -12,6 +12,8 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 	"golang.org/x/sys/unix"
+
+	"cucriu/internal/kit/inventory"
 )
 
 func bg() context.Context { return context.Background() }
@@ -44,12 +46,20 @@ func tempDir(t *testing.T) string {
 	return dir
 }
 
+// stopped is the truth about a job.
+func stopped(t *testing.T, root int) *inventory.Tree {
+	t.Helper()
+	truth, err := inventory.Truth(root)
+	must(t, err)
+	return truth
+}
+
 // save saves a job's files, and returns the checkpoint's directory.
 func save(t *testing.T, root int, o Options) string {
 	t.Helper()
 	dir := t.TempDir()
 	must(t, Foresee(t.Context(), root, o))
-	must(t, Save(t.Context(), root, dir, o))
+	must(t, Save(t.Context(), stopped(t, root), dir, o))
 	return dir
 }
 
@@ -151,7 +161,7 @@ func TestALimitIsRefusedByNameBeforeAnythingIsCopied(t *testing.T) {
 		"%s (3.0 MiB, written by process %d, files.test), then %s (1.0 MiB, written by process %d, files.test): start or resume the job with a larger --files-limit, or let it open the file for appending", large, root, small, root)
 	o := Options{Limit: 2 << 20}
 	checkpoint := t.TempDir()
-	err := Save(t.Context(), root, checkpoint, o)
+	err := Save(t.Context(), stopped(t, root), checkpoint, o)
 	for name, err := range map[string]error{"Foresee": Foresee(t.Context(), root, o), "Save": err} {
 		if err == nil || strings.ReplaceAll(err.Error(), "exe)", "files.test)") != want {
 			t.Errorf("%s: %v, want %s", name, err, want)

@@ -27,6 +27,7 @@ import (
 	"cucriu/internal/kit/criuimage"
 	"cucriu/internal/kit/failpoint"
 	"cucriu/internal/kit/first"
+	"cucriu/internal/kit/inventory"
 	"cucriu/internal/kit/proc"
 	"cucriu/internal/kit/self"
 )
@@ -148,7 +149,11 @@ func dump(ctx context.Context, hook *hooks.Hook, criu string, r Request) (a Answ
 					return err
 				}
 			}
-			if err = files.Save(ctx, r.Root, dir, r.Files); err == nil {
+			truth, err := inventory.Truth(r.Root)
+			if err == nil {
+				err = files.Save(ctx, truth, dir, r.Files)
+			}
+			if err == nil {
 				a.Clocks, err = sandbox.ReadClocks()
 			}
 			if err == nil && r.End { // nobody may be left to do it afterwards, and the image counts from now on

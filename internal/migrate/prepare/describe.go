@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"os"
 	"os/user"
-	"path/filepath"
 	"slices"
 	"strconv"
 	"sync"
@@ -35,7 +34,7 @@ func Describe(ctx context.Context, hook *hooks.Hook, root int, criu string) (*Jo
 	if j.Host, err = thisHost(ctx, criu); err != nil {
 		return nil, err
 	}
-	if j.Own, err = ownNamespaces(root); err != nil {
+	if j.Own, err = ownNamespaces(tree.Processes[0]); err != nil {
 		return nil, err
 	}
 	if err := j.addProcesses(ctx, hook, tree); err != nil {
@@ -53,7 +52,7 @@ func Describe(ctx context.Context, hook *hooks.Hook, root int, criu string) (*Jo
 	if err := j.addMounts(tree); err != nil {
 		return nil, err
 	}
-	if err := j.addUNIXSockets(used.sockets); err != nil {
+	if err := j.addUNIXSockets(used); err != nil {
 		return nil, err
 	}
 	if err := j.addSockets(used); err != nil {
@@ -76,21 +75,16 @@ func Describe(ctx context.Context, hook *hooks.Hook, root int, criu string) (*Jo
 }
 
 // ownNamespaces compares the namespaces of a process with those of this program.
-func ownNamespaces(pid int) (Namespaces, error) {
+func ownNamespaces(p *inventory.Process) (Namespaces, error) {
 	var own Namespaces
 	for kind, set := range map[string]*bool{"pid": &own.PID, "mnt": &own.Mount, "net": &own.Network, "user": &own.User, "time": &own.Time} {
-		ours, err := os.Readlink("/proc/self/ns/" + kind)
-		if errors.Is(err, os.ErrNotExist) {
+		if inventory.NamespaceOf("self", kind) == "" {
 			continue // a kernel without this kind
 		}
-		if err != nil {
-			return own, err
+		if p.Namespace(kind) == "" {
+			return own, proc.GoneOr(p.PID, os.ErrNotExist)
 		}
-		theirs, err := os.Readlink(filepath.Join("/proc", strconv.Itoa(pid), "ns", kind))
-		if err != nil {
-			return own, proc.GoneOr(pid, err)
-		}
-		*set = theirs != ours
+		*set = !p.InOurs(kind)
 	}
 	return own, nil
 }

@@ -1,17 +1,14 @@
 package prepare
 
 import (
-	"fmt"
+	"maps"
 	"os"
 	"path/filepath"
 	"slices"
-	"strconv"
 
-	"github.com/prometheus/procfs"
 	"golang.org/x/sys/unix"
 
 	"cucriu/hooks/preflight"
-	"cucriu/internal/kit/proc"
 )
 
 // Directory is a directory in which the job has a UNIX socket by a name. criu makes such a socket
@@ -55,27 +52,21 @@ func SharedSocket(path string) string {
 }
 
 // addUNIXSockets adds the UNIX sockets of the tree, and their directories, as far as they exist.
-func (j *Job) addUNIXSockets(holders map[uint64]int) error {
-	if len(holders) == 0 {
-		return nil
-	}
-	own, err := procfs.NewFS(filepath.Join("/proc", strconv.Itoa(j.RootPID)))
+func (j *Job) addUNIXSockets(used *files) error {
+	sockets, err := used.tree.UNIXSockets()
 	if err != nil {
-		return proc.GoneOr(j.RootPID, err)
+		return err
 	}
-	sockets, err := own.NetUNIX()
-	if err != nil {
-		return fmt.Errorf("UNIX sockets of process %d: %w", j.RootPID, err)
-	}
-	for _, s := range sockets.Rows {
-		if !filepath.IsAbs(s.Path) || holders[s.Inode] == 0 {
+	for _, inode := range slices.Sorted(maps.Keys(used.sockets)) {
+		holder, address := used.sockets[inode], sockets[inode].Address
+		if !filepath.IsAbs(address) {
 			continue
 		}
-		name := filepath.Clean(s.Path)
+		name := filepath.Clean(address)
 		path := filepath.Dir(name)
 		var stat unix.Stat_t
 		if unix.Lstat(name, &stat) == nil {
-			if socket := (UNIXSocket{Path: name, PID: holders[s.Inode], Inode: stat.Ino}); !slices.Contains(j.UNIXSockets, socket) {
+			if socket := (UNIXSocket{Path: name, PID: holder, Inode: stat.Ino}); !slices.Contains(j.UNIXSockets, socket) {
 				j.UNIXSockets = append(j.UNIXSockets, socket)
 			}
 		}
@@ -83,7 +74,7 @@ func (j *Job) addUNIXSockets(holders map[uint64]int) error {
 		if known || unix.Stat(path, &stat) != nil {
 			continue
 		}
-		j.SocketDirectories = append(j.SocketDirectories, Directory{Path: path, PID: holders[s.Inode], Mode: stat.Mode & 0o7777, UID: int(stat.Uid), GID: int(stat.Gid)})
+		j.SocketDirectories = append(j.SocketDirectories, Directory{Path: path, PID: holder, Mode: stat.Mode & 0o7777, UID: int(stat.Uid), GID: int(stat.Gid)})
 	}
 	return nil
 }

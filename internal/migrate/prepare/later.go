@@ -17,11 +17,7 @@ import (
 // Later describes a job again, which is paused now, with what it has come to use since it was
 // described: files, directories, and numbers. It returns nil if there is no such thing. What the job
 // uses no more stays in the description.
-func Later(hook *hooks.Hook, j *Job) (*Job, error) {
-	truth, err := inventory.Truth(j.RootPID)
-	if err != nil {
-		return nil, err
-	}
+func Later(hook *hooks.Hook, j *Job, truth *inventory.Tree) (*Job, error) {
 	if err := errors.Join(truth.CheckUnguarded(), truth.Read()); err != nil {
 		return nil, err
 	}
@@ -42,7 +38,7 @@ func Later(hook *hooks.Hook, j *Job) (*Job, error) {
 	slices.SortFunc(later.Files, func(a, b File) int { return cmp.Compare(a.Path, b.Path) })
 	later.Directories = union(j.Directories, slices.Collect(maps.Keys(used.directories)))
 	later.SocketDirectories, later.UNIXSockets = slices.Clone(j.SocketDirectories), slices.Clone(j.UNIXSockets)
-	if err := later.addUNIXSockets(used.sockets); err != nil {
+	if err := later.addUNIXSockets(used); err != nil {
 		return nil, err
 	}
 	if !j.Own.PID {
