@@ -13,7 +13,10 @@ import (
 )
 
 // notRemembered are the options of cucriu run that belong to one start, or to this host.
-var notRemembered = []string{"dir", "takeover", "adopt", "criu", "quiet", "verbose", "no-checkpoints", "pidfile"}
+var notRemembered = []string{
+	"dir", "takeover", "adopt", "criu", "quiet", "verbose", "no-checkpoints", "pidfile",
+	"tty", // of earlier versions
+}
 
 // rememberedFlags returns the options of cucriu run that are set and not as they are by default, in the
 // form --name=value.

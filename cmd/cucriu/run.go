@@ -54,8 +54,8 @@ copied. On a --preempt signal (SIGTERM) a last checkpoint is made, the job is en
 and the exit status is --requeue-status; a second signal, 2 s later or more, ends it
 at once. Other signals are forwarded: to the whole process group those that a terminal
 sends there (Ctrl-C, Ctrl-\), to the first process SIGUSR1, SIGUSR2 and SIGALRM. Ctrl-Z
-stops cucriu run, and the job keeps running. With --tty the job has a terminal of its own,
-on which Ctrl-C and Ctrl-Z work as usual.
+stops cucriu run, and the job keeps running. A job that needs a terminal runs in tmux:
+cucriu run --dir DIR --wait-all -- tmux -S SOCKET new -d COMMAND
 
 criu cannot dump an io_uring. Some programs open one if they can: torchrun and
 PyTorch's TCPStore (through libuv), uvloop, Node.js. The job runs under a seccomp
@@ -207,7 +207,6 @@ func sayWhyKilled(runDir string, pid int, begun time.Time) {
 // addLongFlags adds the options of a long job. What it returns finds what is wrong with them
 // together.
 func addLongFlags(cmd *cobra.Command, o *jobs.Options) (check func(args []string) error) {
-	var tty bool
 	flags := cmd.Flags()
 	folderFlag(cmd, &o.Dir, "dir", "", "directory for the job's checkpoints and output; created if missing")
 	flags.StringVar(&o.Name, "name", "", "the job's name (default: the last part of DIR)")
@@ -253,7 +252,6 @@ func addLongFlags(cmd *cobra.Command, o *jobs.Options) (check func(args []string
 	flags.IntVar(&o.RequeueStatus, "requeue-status", 75, "exit status after leaving")
 	flags.IntVar(&o.MovedStatus, "moved-status", 0, "exit status once the job has moved to another host (cucriu migrate --job)")
 	pidFlag(cmd, &o.Adopt, "adopt", "", "adopt a job that is already running: the pid of its first process")
-	flags.BoolVar(&tty, "tty", false, "give the job a terminal of its own, connected to this one")
 	criuFlag(cmd, &o.Criu, "path of the criu to run")
 	flags.BoolVarP(&o.Verbose, "verbose", "v", false, "say why each variable is set in the job's environment, and how to leave it out")
 	flags.StringVar(&o.Metrics, "metrics", "", "a file for the textfile collector of Prometheus's node exporter (name it *.prom)")
@@ -275,9 +273,6 @@ func addLongFlags(cmd *cobra.Command, o *jobs.Options) (check func(args []string
 		}
 		empty := func(text string) bool { return text == "" } // that is given to be rid of others
 		o.NotSaved, o.Settings, o.NoSettings = slices.DeleteFunc(o.NotSaved, empty), slices.DeleteFunc(o.Settings, empty), slices.DeleteFunc(o.NoSettings, empty)
-		if tty {
-			o.Terminal = os.Stdin
-		}
 		for _, name := range *preempt {
 			sig := unix.SignalNum("SIG" + strings.TrimPrefix(strings.ToUpper(strings.TrimSpace(name)), "SIG"))
 			if !slices.Contains([]unix.Signal{unix.SIGTERM, unix.SIGUSR1, unix.SIGUSR2, unix.SIGINT, unix.SIGHUP}, sig) {
@@ -293,7 +288,7 @@ func addLongFlags(cmd *cobra.Command, o *jobs.Options) (check func(args []string
 				return fmt.Errorf("--not-saved %s: must be an absolute path", path)
 			}
 		}
-		if isNew && len(args) > 0 && !tty {
+		if isNew && len(args) > 0 {
 			if err := checkInput(os.Stdin); err != nil {
 				return err
 			}
@@ -301,8 +296,10 @@ func addLongFlags(cmd *cobra.Command, o *jobs.Options) (check func(args []string
 		switch {
 		case o.Adopt != 0 && len(args) > 0:
 			return errors.New("--adopt: the job is already running, so leave out the command")
-		case o.Adopt != 0 && (tty || o.User != "" || o.PrivateTmp || o.WaitAll || cmd.Flags().Changed("guest") || len(o.Settings)+len(o.NoSettings) > 0):
-			return errors.New("--adopt: --tty, --user, --private-tmp, --wait-all, --guest, --setting and --no-setting apply only to a job that cucriu run starts")
+		case o.Adopt != 0 && (o.User != "" || o.PrivateTmp || o.WaitAll || cmd.Flags().Changed("guest") ||
+			len(o.Settings)+len(o.NoSettings) > 0):
+			return errors.New("--adopt: --user, --private-tmp, --wait-all, --guest, --setting and --no-setting apply only " +
+				"to a job that cucriu run starts")
 		case o.Every < 0 || o.Grace < 0 || o.MaxPause < 0:
 			return errors.New("--every, --grace and --max-pause must not be negative")
 		case o.Every > 0 && o.Every < time.Second:

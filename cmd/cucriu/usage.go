@@ -207,6 +207,8 @@ func advice(cmd *cobra.Command, err error) string {
 		return ": " + noProcess[cmd.Name()]
 	case slices.Contains([]string{"D", "images-dir", "dir"}, name) && strings.HasPrefix(argument, "DIR"):
 		return fmt.Sprintf(": %s takes the directory as its argument: %[1]s DIR", cmd.CommandPath())
+	case cmd.Name() == "run" && name == "tty":
+		return ": a job has its terminal from tmux: --wait-all -- tmux -S SOCKET new -d COMMAND"
 	case len(name) < 2:
 		return ""
 	case drivesCriu && name == "action-script":

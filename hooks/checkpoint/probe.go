@@ -51,18 +51,16 @@ type ProbeOptions struct {
 	Criu     string         // as [Options.Path]
 	Recorded *image.Options // nil are those in the image
 	Before   string         // there is no trial of an image whose Kinds are these
-	Terminal string         // what criu calls the terminal that the job gets; empty if it gets none
 }
 
 // probeRequest is what the sandbox is to do.
 type probeRequest struct {
-	Base     string        `json:"base"` // an empty directory
-	Size     int64         `json:"size"`
-	Criu     string        `json:"criu"`
-	Options  image.Options `json:"options"`
-	Paths    []string      `json:"paths"`
-	Locked   bool          `json:"locked"`
-	Terminal string        `json:"terminal,omitempty"`
+	Base    string        `json:"base"` // an empty directory
+	Size    int64         `json:"size"`
+	Criu    string        `json:"criu"`
+	Options image.Options `json:"options"`
+	Paths   []string      `json:"paths"`
+	Locked  bool          `json:"locked"`
 }
 
 // Probe tries whether an image can be restored, beside the job that was dumped, which may run. criu
@@ -110,7 +108,7 @@ func probe(ctx context.Context, env *session.Env, dir string, o ProbeOptions, us
 	if len(o.Command) == 0 {
 		return t, errors.New("no command was given for the sandbox (checkpoint.Options.ProbeCommand)")
 	}
-	r := probeRequest{Paths: uses.Paths, Locked: uses.Locked, Terminal: o.Terminal}
+	r := probeRequest{Paths: uses.Paths, Locked: uses.Locked}
 	if r.Size, err = probeRoom(uses); err != nil {
 		return t, err
 	}
@@ -276,13 +274,6 @@ func (r *probeRequest) restore(ctx context.Context, dir string) (t image.Trial, 
 	for _, pipe := range r.Options.Pipes {
 		o.Inherit = append(o.Inherit, Inherited{pipe.Name, null})
 	}
-	if r.Terminal != "" {
-		terminal, err := newTerminal()
-		if err != nil {
-			return t, err
-		}
-		o.Inherit = append(o.Inherit, Inherited{r.Terminal, terminal})
-	}
 	workDir, err := os.MkdirTemp("/", ".cucriu-probe-") // it is gone with the sandbox
 	if err != nil {
 		return t, err
@@ -341,20 +332,4 @@ func judgeTrial(failure criuutil.Failure, err error) image.Trial {
 		return image.Trial{Outcome: image.TrialNone, Why: "the sandbox may be why criu failed: " + failure.Cause}
 	}
 	return image.Trial{Outcome: image.TrialFails, Why: "criu failed: " + failure.Cause}
-}
-
-// newTerminal makes a pseudo terminal in the sandbox. Its other end stays open as long as that.
-func newTerminal() (*os.File, error) {
-	master, err := unix.Open("/dev/ptmx", unix.O_RDWR|unix.O_NOCTTY|unix.O_CLOEXEC, 0)
-	if err != nil {
-		return nil, err
-	}
-	if err := unix.IoctlSetPointerInt(master, unix.TIOCSPTLCK, 0); err != nil {
-		return nil, err
-	}
-	number, err := unix.IoctlGetInt(master, unix.TIOCGPTN)
-	if err != nil {
-		return nil, err
-	}
-	return os.OpenFile("/dev/pts/"+strconv.Itoa(number), os.O_RDWR|unix.O_NOCTTY, 0)
 }

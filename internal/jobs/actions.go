@@ -11,6 +11,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"cucriu/internal/jobs/job"
 	"cucriu/internal/jobs/life"
 	"cucriu/internal/jobs/store"
 	"cucriu/internal/kit/proc"
@@ -72,7 +73,7 @@ func (s *supervisor) do(ctx context.Context, a life.Action) {
 	case life.Pass:
 		s.pass(e.signal, s.life.Paused)
 	case life.StopSelf:
-		s.stopSelf()
+		job.StopSelf()
 	case life.Answer:
 		s.control.answer(s.control.result(e, s.life.Phase == life.Over))
 	case life.AnswerAtEnd:
@@ -98,11 +99,6 @@ func (s *supervisor) do(ctx context.Context, a life.Action) {
 
 // attend begins to wait for what happens to a job that is here.
 func (s *supervisor) attend(ctx context.Context) {
-	if s.record.Input == inputTerminal && s.Terminal != nil {
-		var err error
-		s.console, err = openConsole(s.Terminal, s.sandbox)
-		s.sayError(err)
-	}
 	s.checkpointer.housekeeping, s.checkpointer.endHousekeeping = context.WithCancel(ctx)
 	ended := make(chan time.Time, 1)
 	if s.isExiting() {
@@ -136,7 +132,6 @@ func awaitEnd(ctx context.Context, p *proc.Process) {
 
 // detach ends what attend began, and what a leaving job does not wait for.
 func (s *supervisor) detach() {
-	s.console.leave()
 	if s.checkpointer.endHousekeeping != nil {
 		s.checkpointer.endHousekeeping()
 	}

@@ -121,7 +121,8 @@ func checkAdoptable(ctx context.Context, s *core) error {
 	}
 	err = s.hook.Refuse(findings)
 	if options.Terminal {
-		err = errors.Join(err, errors.New("it has a terminal open, which it would not have when resumed from a checkpoint: start it with its streams in files (nohup COMMAND <FILE >FILE 2>&1), or by cucriu run --dir DIR --tty"))
+		err = errors.Join(err, errors.New("it has a terminal open, which it would not have when resumed from a checkpoint: "+
+			"start it with its streams in files (nohup COMMAND <FILE >FILE 2>&1), or in tmux (cucriu run --help)"))
 	}
 	pids, treeErr := proc.Tree(s.Adopt)
 	err = errors.Join(err, treeErr, files.Foresee(ctx, s.Adopt, s.files()))

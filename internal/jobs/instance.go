@@ -174,12 +174,7 @@ func (e *insideError) Refused() bool { return e.refused }
 // pass passes a signal on to the job: to the whole process group what a terminal sends there. The
 // end of our terminal is none of the job's business, nor that it stops us. What asks to end is not kept for a resume.
 func (in *instance) pass(sig unix.Signal, paused bool) {
-	if sig == unix.SIGCONT {
-		in.console.enter()
-	}
 	switch {
-	case sig == unix.SIGWINCH && in.console != nil:
-		in.console.resize()
 	case in.root == nil, sig == unix.SIGHUP, paused && sig == unix.SIGCONT:
 	case paused && (sig == unix.SIGINT || sig == unix.SIGQUIT || sig == unix.SIGTERM): // else the resume would end it
 		in.say(fmt.Sprintf("%s is paused, and does not get %s: cucriu jobs stop %[1]s ends it with a checkpoint; or first cucriu jobs resume %[1]s",
@@ -201,13 +196,6 @@ func (in *instance) pass(sig unix.Signal, paused bool) {
 func (in *instance) leadsGroup() bool {
 	group, err := unix.Getpgid(in.command.PID)
 	return err == nil && group == in.command.PID
-}
-
-// stopSelf stops this program, and not the job.
-func (in *instance) stopSelf() {
-	in.console.leave()
-	job.StopSelf()
-	in.console.enter()
 }
 
 // exitPatience is how long init may take to write down how the job has ended.

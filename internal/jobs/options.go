@@ -2,7 +2,6 @@ package jobs
 
 import (
 	"io"
-	"os"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -77,7 +76,6 @@ type Options struct {
 
 	Criu string // the criu to run; empty is the one that is found
 
-	Terminal *os.File  // the job gets a terminal of its own, joined to this one if it is one; nil is none
 	Quiet    bool      // say nothing but warnings and errors
 	Verbose  bool      // say why each setting of the environment is there
 	Output   io.Writer // gets what the job writes

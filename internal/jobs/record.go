@@ -115,7 +115,7 @@ func readRecord(o Options) (r record, change bool, err error) {
 		}
 		return record{}, false, fault.New(fmt.Sprintf("%s was moved or copied: the job's checkpoints can be restored as %s", o.Dir, r.Dir), remedy)
 	}
-	if err := r.Input.check(o); err != nil {
+	if err := r.Input.check(); err != nil {
 		return record{}, false, err
 	}
 	if o.Adopt != 0 && !r.Adopted {
@@ -157,7 +157,10 @@ func newRecord(o Options) (record, error) {
 	if err != nil {
 		return record{}, err
 	}
-	r := record{Version: recordVersion, Name: o.Name, Dir: o.Dir, Command: o.Command, WorkDir: work, Begun: time.Now().UTC(), Input: o.input()}
+	r := record{
+		Version: recordVersion, Name: o.Name, Dir: o.Dir, Command: o.Command, WorkDir: work,
+		Begun: time.Now().UTC(),
+	}
 	if r.Name == "" {
 		r.Name = filepath.Base(o.Dir)
 	}
@@ -232,45 +235,28 @@ func (r record) write(dir string) error {
 type input string
 
 const (
-	inputNone     input = ""         // /dev/null
-	inputTerminal input = "terminal" // a terminal of its own
-	// Earlier versions passed their own standard input on to the job, or had it read the file that
+	inputNone input = "" // /dev/null
+	// Earlier versions gave the job a terminal, passed their own standard input on to it, or had it read the file that
 	// it was, which criu opens again.
-	inputStream input = "stream"
-	inputFile   input = "file"
+	inputTerminal input = "terminal"
+	inputStream   input = "stream"
+	inputFile     input = "file"
 )
 
-// input is what a job that is started by these options has.
-func (o Options) input() input {
-	if o.Terminal != nil {
-		return inputTerminal
-	}
-	return inputNone
-}
-
-// check refuses what a job cannot get, or not any more.
-func (i input) check(o Options) error {
-	switch {
-	case i == inputStream:
+// check refuses what a job cannot get any more.
+func (i input) check() error {
+	if i == inputStream {
 		return errors.New("the job reads input that an earlier version of cucriu run forwards to it (--stdin), which this version does not support: resume it with the version that started it")
-	case o.Terminal != nil && i != inputTerminal:
-		return errors.New("the job was started without --tty, and has no terminal: leave out --tty, or start it anew in another --dir")
 	}
 	return nil
 }
 
-// terminalSpec says what terminal a job is to have; nil if it has none.
+// terminalSpec says what terminal a job of an earlier version is to have; nil if it had none.
 func terminalSpec(s *core) *sandbox.TerminalSpec {
 	if s.record.Input != inputTerminal {
 		return nil
 	}
-	size := unix.Winsize{Row: 24, Col: 80}
-	if s.Terminal != nil {
-		if now, err := unix.IoctlGetWinsize(int(s.Terminal.Fd()), unix.TIOCGWINSZ); err == nil && now.Row > 0 {
-			size = *now
-		}
-	}
-	t := &sandbox.TerminalSpec{Rows: size.Row, Columns: size.Col, Output: s.outputPath()}
+	t := &sandbox.TerminalSpec{Output: s.outputPath()}
 	if s.user != nil {
 		t.User = &s.user.Credential
 	}
@@ -287,7 +273,7 @@ type Description struct {
 	// User is whose the job is; "" if the options of cucriu run say so, or it is not known of a job that was adopted.
 	User    string
 	Adopted bool
-	// Attached says that the job reads from its cucriu run, by --tty or by --stdin of an earlier version.
+	// Attached says that an earlier version gave the job a terminal (--tty), or its own input (--stdin).
 	Attached bool
 }
 

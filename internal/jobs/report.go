@@ -69,7 +69,6 @@ type reporter struct {
 	quiet     bool // only warnings and errors are said
 	status    statusFile
 	metrics   *metrics
-	console   *console // joins our terminal to the job's; nil if it does not
 
 	toldMutex sync.Mutex
 	told      []string // warnings about the job, each of which is told once
@@ -119,11 +118,7 @@ func (r *reporter) log(e Event) {
 }
 
 func (r *reporter) say(message string) {
-	end := "\n"
-	if r.console.isRaw() {
-		end = "\r\n"
-	}
-	fmt.Fprintf(r.messages, "cucriu: %s%s", quote.Lines(message), end)
+	fmt.Fprintf(r.messages, "cucriu: %s\n", quote.Lines(message))
 }
 
 // sayError says what went wrong and stops nothing.

@@ -8,94 +8,14 @@ import (
 	"slices"
 	"strconv"
 	"strings"
-	"sync"
 	"time"
 
 	"github.com/fsnotify/fsnotify"
 	"golang.org/x/sys/unix"
 
-	"cucriu/internal/jobs/sandbox"
 	"cucriu/internal/kit/proc"
 	"cucriu/internal/kit/units"
 )
-
-// console joins our terminal to the one that the job has of its own. Keys go there as they are, so
-// Ctrl-C and Ctrl-Z are between the job and its terminal. A nil console joins nothing.
-type console struct {
-	ours, jobs *os.File // the job's is the other end
-
-	mutex  sync.Mutex
-	before *unix.Termios // how ours was; nil if it is as it was
-}
-
-// openConsole joins our terminal, if it is one, to that of the job in a sandbox.
-func openConsole(ours *os.File, p *sandbox.Sandbox) (*console, error) {
-	if _, err := unix.IoctlGetTermios(int(ours.Fd()), unix.TCGETS); err != nil {
-		return nil, nil // the job has a terminal at which nobody sits
-	}
-	other, err := p.Terminal()
-	if err != nil {
-		return nil, err
-	}
-	c := &console{ours: ours, jobs: other}
-	c.enter()
-	if !c.isRaw() {
-		return nil, errors.Join(errors.New("this terminal could not be connected to the job's"), other.Close())
-	}
-	go func() { _, _ = io.Copy(other, c.ours) }() // as long as this program lives
-	return c, nil
-}
-
-// enter has our terminal pass on every key, and tells the job its size.
-func (c *console) enter() {
-	if c == nil {
-		return
-	}
-	c.mutex.Lock()
-	defer c.mutex.Unlock()
-	now, err := unix.IoctlGetTermios(int(c.ours.Fd()), unix.TCGETS)
-	if err != nil || c.before != nil {
-		return
-	}
-	raw := *now
-	raw.Iflag &^= unix.IGNBRK | unix.BRKINT | unix.PARMRK | unix.ISTRIP | unix.INLCR | unix.IGNCR | unix.ICRNL | unix.IXON
-	raw.Oflag &^= unix.OPOST
-	raw.Lflag &^= unix.ECHO | unix.ECHONL | unix.ICANON | unix.ISIG | unix.IEXTEN
-	raw.Cc[unix.VMIN], raw.Cc[unix.VTIME] = 1, 0
-	if unix.IoctlSetTermios(int(c.ours.Fd()), unix.TCSETS, &raw) == nil {
-		c.before = now
-	}
-	c.resize()
-}
-
-// leave makes our terminal what it was.
-func (c *console) leave() {
-	if c == nil {
-		return
-	}
-	c.mutex.Lock()
-	defer c.mutex.Unlock()
-	if c.before != nil {
-		_ = unix.IoctlSetTermios(int(c.ours.Fd()), unix.TCSETS, c.before)
-		c.before = nil
-	}
-}
-
-func (c *console) isRaw() bool {
-	if c == nil {
-		return false
-	}
-	c.mutex.Lock()
-	defer c.mutex.Unlock()
-	return c.before != nil
-}
-
-// resize makes the job's terminal as large as ours. The kernel tells the job.
-func (c *console) resize() {
-	if size, err := unix.IoctlGetWinsize(int(c.ours.Fd()), unix.TIOCGWINSZ); err == nil {
-		_ = unix.IoctlSetWinsize(int(c.jobs.Fd()), unix.TIOCSWINSZ, size)
-	}
-}
 
 // leadsInto reports whether what is written to a stream is appended to a file: the stream is that file, or a pipe to a
 // program that has it open, such as tee. What another program behind that one does is not known.

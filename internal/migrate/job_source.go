@@ -87,7 +87,8 @@ func (s *jobSource) prepare(ctx context.Context) (err error) {
 		return err
 	}
 	if of.Attached {
-		return fmt.Errorf("%s reads from its cucriu run here (--tty): it would have no input there", s.of.Name)
+		return fmt.Errorf("%s has a terminal or input from an earlier version of cucriu run (--tty, --stdin), "+
+			"and cannot be migrated", s.of.Name)
 	}
 	if s.lock, err = jobs.TryLockMove(s.dir); err != nil {
 		return err

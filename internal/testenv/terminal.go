@@ -11,11 +11,20 @@ import (
 // NewTerminal returns the two ends of a new pseudo terminal.
 func NewTerminal(t testing.TB) (master, slave *os.File) {
 	t.Helper()
-	master, err := os.OpenFile("/dev/ptmx", os.O_RDWR|unix.O_NOCTTY, 0)
+	master, slave, err := OpenTerminal()
 	if err != nil {
 		t.Fatal(err)
 	}
-	t.Cleanup(func() { master.Close() })
+	t.Cleanup(func() { master.Close(); slave.Close() })
+	return master, slave
+}
+
+// OpenTerminal is NewTerminal outside of tests.
+func OpenTerminal() (master, slave *os.File, err error) {
+	master, err = os.OpenFile("/dev/ptmx", os.O_RDWR|unix.O_NOCTTY, 0)
+	if err != nil {
+		return nil, nil, err
+	}
 	number, err := unix.IoctlGetInt(int(master.Fd()), unix.TIOCGPTN)
 	if err == nil {
 		err = unix.IoctlSetPointerInt(int(master.Fd()), unix.TIOCSPTLCK, 0)
@@ -23,11 +32,7 @@ func NewTerminal(t testing.TB) (master, slave *os.File) {
 	if err == nil {
 		slave, err = os.OpenFile(fmt.Sprintf("/dev/pts/%d", number), os.O_RDWR|unix.O_NOCTTY, 0)
 	}
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { slave.Close() })
-	return master, slave
+	return master, slave, err
 }
 
 // StuckTerminal returns a terminal at Ctrl-S, at which nobody reads.

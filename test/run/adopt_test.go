@@ -29,7 +29,7 @@ func (w *world) startsItself() (pid int, ended chan int) {
 	cmd := w.host.Command("sh", append([]string{"-c", `"$@" 3<&- & echo $! >` + file + `; wait $!`, "sh"}, w.command...)...)
 	cmd.Stdout = create(w.t, filepath.Join(w.work, "output"))
 	cmd.Stderr = cmd.Stdout
-	_, terminal := sitDown(w.t)
+	_, terminal := testenv.NewTerminal(w.t)
 	cmd.ExtraFiles = []*os.File{terminal}
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true, Setctty: true, Ctty: 3}
 	cmd.Cancel = func() error { return nil }
@@ -411,7 +411,7 @@ func TestWhatCannotBeAdopted(t *testing.T) {
 		w = newWorld(t)
 		refused(w, os.Getpid(), "cannot be adopted, and was not touched")
 
-		_, terminal := sitDown(t)
+		_, terminal := testenv.NewTerminal(t)
 		w.command = []string{"sleep", "1000"}
 		cmd := exec.Command("sleep", "1000")
 		cmd.Stdin = terminal

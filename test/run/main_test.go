@@ -13,5 +13,8 @@ func TestMain(m *testing.M) {
 	if dir := os.Getenv(jobVariable); dir != "" {
 		runJob(dir)
 	}
+	if dir := os.Getenv(holderVariable); dir != "" {
+		runHolder(dir)
+	}
 	testenv.Main(m, 5) // it is the longest, and mostly waits
 }

@@ -6,6 +6,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"strings"
+	"syscall"
 	"testing"
 
 	"golang.org/x/sys/unix"
@@ -328,4 +329,12 @@ func TestOutputThatWasNeverShown(t *testing.T) {
 		r.says("of the job's output were not shown (")
 		r.says("no space left on device): all of it is in " + filepath.Join(w.dir, "output.log"))
 	})
+}
+
+// runInGroup starts a supervisor as a shell does that can stop it and continue it.
+func (w *world) runInGroup() *run {
+	w.t.Helper()
+	cmd := w.host.CucriuCommand(append(append([]string{"run", "--dir", w.dir}, append(w.flags, "--")...), w.command...)...)
+	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
+	return w.start(cmd, w.flags)
 }

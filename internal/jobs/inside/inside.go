@@ -59,11 +59,9 @@ func Serve(ctx context.Context, hook *hooks.Hook, criu string, in io.Reader, out
 		hook.Log = slog.New(told{hook.Log.Handler(), said, r.PIDs})
 	}
 	if r.Op == Probe { // beside all others
-		of, err := ReadStaged(r.Images)
-		if err != nil && !errors.Is(err, os.ErrNotExist) {
-			return err
-		}
-		trial := checkpoint.Probe(ctx, hook, r.Images, checkpoint.ProbeOptions{Command: []string{self.Path, checkpoint.CommandProbe}, Criu: criu, Before: r.Tried, Terminal: of.Terminal})
+		trial := checkpoint.Probe(ctx, hook, r.Images, checkpoint.ProbeOptions{
+			Command: []string{self.Path, checkpoint.CommandProbe}, Criu: criu, Before: r.Tried,
+		})
 		return json.NewEncoder(out).Encode(Answer{Trial: &trial, Told: said.new()})
 	}
 	turn := flock.New(filepath.Join(hook.Config.RunDir, "turn"))

@@ -172,7 +172,7 @@ const (
 
 // Actions that take none.
 const (
-	Attend     Action = "attend"      // begin to wait for the job's end, and for what was kept; join its terminal
+	Attend     Action = "attend"      // begin to wait for the job's end, and for what was kept
 	Keep       Action = "keep signal" // until the job is here
 	GiveUp     Action = "give up"     // a begin, at the next point where nothing is lost; and keep the signal
 	Hasten     Action = "hasten"      // tell of the preemption, note that the job leaves, and cut off housekeeping, which can be repeated

@@ -45,7 +45,7 @@ type Spec struct {
 	HostDir string `json:"host_dir,omitempty"`
 	// Fence ends the sandbox once the job belongs to another one.
 	Fence Fence `json:"fence"`
-	// Terminal is for a job that has a terminal of its own.
+	// Terminal is for a job to which an earlier version gave a terminal.
 	Terminal *TerminalSpec `json:"terminal,omitempty"`
 	// Start is the job to be started; nil if one will be restored.
 	Start *Start `json:"start,omitempty"`
@@ -69,9 +69,7 @@ type Start struct {
 
 // TerminalSpec says what terminal a job is to have.
 type TerminalSpec struct {
-	Rows    uint16 `json:"rows"`
-	Columns uint16 `json:"columns"`
-	Output  string `json:"output"` // the file to which is appended what the job writes there
+	Output string `json:"output"` // the file to which is appended what the job writes there
 	// User is whose it is; nil if it is ours.
 	User *syscall.Credential `json:"user,omitempty"`
 }

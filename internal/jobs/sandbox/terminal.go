@@ -13,12 +13,11 @@ import (
 	"cucriu/internal/kit/records"
 )
 
-// Terminal is a terminal of the job's own: a pseudo terminal whose other end init has. It stays
-// if the supervisor goes. For criu it is outside of the job, so a restore gives it another one.
+// Terminal is a terminal of the job's own, which earlier versions gave it (--tty): a pseudo terminal whose other end
+// init has. For criu it is outside of the job, so a restore gives it another one.
 type Terminal struct {
 	Path string `json:"path"`
 	Name string `json:"name"` // criu's
-	FD   int    `json:"fd"`   // init's descriptor of the other end
 }
 
 var terminalKind = records.Kind[Terminal]{Name: "terminal.json", Version: 1} // in the folder of a sandbox
@@ -34,22 +33,6 @@ func ReadTerminal(dir string) (*Terminal, error) {
 		return nil, fmt.Errorf("terminal of the job: %w", err)
 	}
 	return &t, nil
-}
-
-// Terminal returns the other end of the job's terminal: what is written to it is typed.
-func (p *Sandbox) Terminal() (*os.File, error) {
-	t, err := ReadTerminal(p.Dir)
-	if err != nil {
-		return nil, err
-	}
-	if t == nil {
-		return nil, errors.New("the job has no terminal")
-	}
-	file, err := p.init.ShareDescriptor(t.FD)
-	if err != nil {
-		return nil, fmt.Errorf("terminal of the job: %w", err)
-	}
-	return file, nil
 }
 
 // console is init's end of the job's terminal.
@@ -81,7 +64,7 @@ func newConsole(dir string, spec TerminalSpec) (c *console, err error) {
 	if err != nil {
 		return nil, err
 	}
-	if err := unix.IoctlSetWinsize(c.master, unix.TIOCSWINSZ, &unix.Winsize{Row: spec.Rows, Col: spec.Columns}); err != nil {
+	if err := unix.IoctlSetWinsize(c.master, unix.TIOCSWINSZ, &unix.Winsize{Row: 24, Col: 80}); err != nil {
 		return nil, err
 	}
 	path := "/dev/pts/" + strconv.Itoa(int(number))
@@ -97,7 +80,7 @@ func newConsole(dir string, spec TerminalSpec) (c *console, err error) {
 	if err := unix.Fstat(int(c.slave.Fd()), &info); err != nil {
 		return nil, err
 	}
-	t := Terminal{Path: path, Name: fmt.Sprintf("tty[%x:%x]", info.Rdev, info.Dev), FD: c.master}
+	t := Terminal{Path: path, Name: fmt.Sprintf("tty[%x:%x]", info.Rdev, info.Dev)}
 	return c, terminalKind.Write(dir, t)
 }
 
