@@ -23,6 +23,7 @@ import (
 	"cucriu/internal/kit/proc"
 	"cucriu/internal/kit/quote"
 	"cucriu/internal/kit/self"
+	"cucriu/internal/kit/twice"
 	"cucriu/internal/kit/version"
 )
 
@@ -113,7 +114,7 @@ func run(args []string) error {
 	// middle of the protocol.
 	signal.Ignore(unix.SIGPIPE)
 	if os.Getenv("CRTOOLS_SCRIPT_ACTION") == "pre-restore" {
-		if err := job.RefuseAlone(os.Getenv("CRTOOLS_IMAGE_DIR")); err != nil {
+		if err := job.RefuseAlone(os.Getenv("CRTOOLS_IMAGE_DIR"), twice.Start{}); err != nil {
 			return err
 		}
 	}

@@ -15,6 +15,7 @@ import (
 	"cucriu/hooks/preflight"
 	"cucriu/internal/jobs"
 	"cucriu/internal/jobs/job"
+	"cucriu/internal/kit/twice"
 	"cucriu/internal/kit/units"
 )
 
@@ -67,7 +68,7 @@ forced: ` + strings.Join(preflight.Forceable(), ", ") + `.`,
 				}
 				more = append(long, more...)
 			case dir != "":
-				if err = preflight.AsRefusal(cmp.Or(job.RefuseDirectory(dir), job.RefuseAlone(dir))); err == nil {
+				if err = preflight.AsRefusal(cmp.Or(job.RefuseDirectory(dir), job.RefuseAlone(dir, twice.Start{}))); err == nil {
 					more, err = jobs.CheckRestore(cmd.Context(), hook, dir)
 				}
 			}

@@ -21,6 +21,7 @@ import (
 	"cucriu/internal/core/session"
 	"cucriu/internal/kit/criuimage"
 	"cucriu/internal/kit/imagedir"
+	"cucriu/internal/kit/twice"
 )
 
 // CheckMachine finds what on this machine is in the way of dumps and restores. criu is the path of the criu to
@@ -143,7 +144,7 @@ func imageFindings(ctx context.Context, env *session.Env, img *imagedir.Image, c
 	if err != nil || tree.OwnPIDs {
 		return findings, err
 	}
-	taken, err := inspect.TakenPIDs(ctx, tree.Numbers(), func(text string) { env.Log.Warn(text) })
+	taken, err := inspect.TakenPIDs(ctx, twice.Start{}, tree.Numbers(), func(text string) { env.Log.Warn(text) })
 	if len(taken) == 0 { // else it may be the job itself that waits there
 		findings = append(findings, env.Judge(inspect.AddressFindings(img))...)
 	}

@@ -11,6 +11,7 @@ import (
 	"cucriu/internal/core/inspect"
 	"cucriu/internal/kit/inventory"
 	"cucriu/internal/kit/proc"
+	"cucriu/internal/kit/twice"
 )
 
 // What is asked here is for those who describe a job to another host before they dump it.
@@ -66,7 +67,7 @@ func CheckSurroundings(options image.Options) preflight.Findings {
 // CheckPIDs finds who on this host has a number that a job needs: of a process, a thread, a process group or a
 // session. It waits for those that are about to be free.
 func CheckPIDs(ctx context.Context, numbers []int) (preflight.Findings, error) {
-	return inspect.TakenPIDs(ctx, numbers, func(string) {})
+	return inspect.TakenPIDs(ctx, twice.Start{}, numbers, func(string) {})
 }
 
 // CheckProcess refuses a pid that is not one of a process that runs.

@@ -16,7 +16,7 @@ import (
 	"cucriu/internal/jobs/job"
 	"cucriu/internal/jobs/store"
 	"cucriu/internal/kit/criuimage"
-	"cucriu/internal/kit/imagedir"
+	"cucriu/internal/kit/twice"
 )
 
 // RestoreCut is [checkpoint.Restore] that first cuts files which the job was writing at their end
@@ -27,15 +27,17 @@ func RestoreCut(ctx context.Context, hook *hooks.Hook, dir string, options check
 	if err != nil {
 		return checkpoint.Result{}, preflight.AsRefusal(err)
 	}
-	if err := cmp.Or(job.RefuseDirectory(dir), job.RefuseAlone(dir)); err != nil {
+	var asItWas twice.Start // the job that the image was made of, in the pid namespace of this program or of the image
+	if err := cmp.Or(job.RefuseDirectory(dir), job.RefuseAlone(dir, asItWas)); err != nil {
 		return checkpoint.Result{}, preflight.AsRefusal(err)
 	}
-	lock, err := imagedir.LockRestore(dir)
+	img := store.OpenImage(dir)
+	lock, err := job.LockStart(img, asItWas)
 	if err != nil {
 		return checkpoint.Result{}, preflight.AsRefusal(err)
 	}
 	defer lock.Close() // nil: nothing was locked
-	options.CheckImage = store.OpenImage(dir).Check
+	options.CheckImage = img.Check
 	record := files.UndoFile{Path: filepath.Join(dir, "cucriu-"+undoName)}
 	if _, err := os.Lstat(record.Path); err != nil && !cut {
 		return checkpoint.Restore(ctx, hook, dir, options)

@@ -16,6 +16,7 @@ import (
 	"cucriu/internal/kit/fault"
 	"cucriu/internal/kit/proc"
 	"cucriu/internal/kit/records"
+	"cucriu/internal/kit/twice"
 )
 
 // A job that moves to another host has a record in its directory on both hosts. It says where the
@@ -214,21 +215,29 @@ func Flags(dir string) (flags []string, err error) {
 	return flags, nil
 }
 
+// seen is what the record says of the job of a directory.
+func (m Move) seen(dir string) []twice.Fact {
+	switch m.State {
+	case MoveLeft:
+		return []twice.Fact{{Seen: twice.Left, Of: twice.Long(dir)}}
+	case MoveArriving, MovePromised:
+		return []twice.Fact{{Seen: twice.Undecided, Of: twice.Long(dir)}}
+	}
+	return nil
+}
+
 // hasLeft reports whether the job belongs to another host. It fails if it may.
 func (s *lease) hasLeft() (bool, error) {
 	m, err := ReadMove(s.Dir)
-	if err != nil {
+	if err != nil || twice.May(twice.Start{As: twice.Long(s.Dir)}, m.seen(s.Dir)...) == nil {
 		return false, err
 	}
-	switch m.State {
-	case MoveLeft:
-		s.say(m.elsewhere(s.Dir))
-		_ = NoteLocal(s.hook.Config.RunDir, s.Dir, StateMoved) // so that cucriu recover finds it
-		return true, nil
-	case MoveArriving, MovePromised:
+	if m.State != MoveLeft {
 		return false, &ElsewhereError{s.Dir, m}
 	}
-	return false, nil
+	s.say(m.elsewhere(s.Dir))
+	_ = NoteLocal(s.hook.Config.RunDir, s.Dir, StateMoved) // so that cucriu recover finds it
+	return true, nil
 }
 
 // lookAtMove reads the record of the move. While the program that moves the job lives, a job that

@@ -7,7 +7,8 @@ import (
 	"testing"
 
 	"cucriu/hooks/image"
-	"cucriu/internal/kit/imagedir"
+	"cucriu/internal/jobs/job"
+	"cucriu/internal/kit/twice"
 	"cucriu/internal/testenv"
 )
 
@@ -78,7 +79,7 @@ func TestMistakesAboutWhatToRestore(t *testing.T) {
 			mistake{"check of an empty directory", []string{"check", "-D", "empty"}, refused, "1 blocking finding: image"},
 			mistake{"timeline of a foreign directory", []string{"inspect", "--timeline", "foreign"}, refused, "it is not an image directory"},
 		)
-		locked, err := imagedir.LockRestore(b.path("images"))
+		locked, err := job.LockStart(image.Open(b.path("images")), twice.Start{})
 		if err != nil {
 			t.Fatal(err)
 		}

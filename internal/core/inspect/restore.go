@@ -23,6 +23,7 @@ import (
 	"cucriu/internal/kit/fault"
 	"cucriu/internal/kit/imagedir"
 	"cucriu/internal/kit/proc"
+	"cucriu/internal/kit/twice"
 	"cucriu/internal/kit/units"
 )
 
@@ -352,7 +353,10 @@ const (
 // TakenPIDs refuses a restore that needs pids which are in use on this host. criu finds that only
 // when it creates the processes. It is a check: a number that is free now may be taken by then. say is
 // told what it waits for.
-func TakenPIDs(ctx context.Context, needed []int, say func(text string)) (preflight.Findings, error) {
+func TakenPIDs(ctx context.Context, start twice.Start, needed []int, say func(text string)) (preflight.Findings, error) {
+	if twice.May(start, twice.Fact{Seen: twice.PIDsTaken}) == nil {
+		return nil, nil // they are not those of this namespace
+	}
 	inner, err := proc.IsInInnerPIDNamespace()
 	if err != nil || inner {
 		return nil, err // what /proc shows are other pids than those that criu will get

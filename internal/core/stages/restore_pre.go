@@ -18,6 +18,7 @@ import (
 	"cucriu/internal/core/watch"
 	"cucriu/internal/kit/imagedir"
 	"cucriu/internal/kit/netlock"
+	"cucriu/internal/kit/twice"
 )
 
 // preRestore makes every check that needs no process. An error makes criu give up before it creates
@@ -169,10 +170,10 @@ func freeAddresses(ctx context.Context, log *slog.Logger, img *imagedir.Image) e
 // creates the processes.
 func (c *call) refuseTakenPIDs(ctx context.Context, img *imagedir.Image) error {
 	tree, err := img.Tree()
-	if err != nil || tree.OwnPIDs {
+	if err != nil {
 		return nil // criu itself judges its images, which may be streamed
 	}
-	findings, err := inspect.TakenPIDs(ctx, tree.Numbers(), func(text string) { c.Log.Warn(text) })
+	findings, err := inspect.TakenPIDs(ctx, twice.Start{OwnPIDs: tree.OwnPIDs}, tree.Numbers(), func(text string) { c.Log.Warn(text) })
 	if err != nil {
 		return err
 	}

@@ -11,6 +11,7 @@ import (
 
 	"cucriu/internal/kit/fault"
 	"cucriu/internal/kit/proc"
+	"cucriu/internal/kit/twice"
 )
 
 // ownedBy says that a host owns the store that has not released it, and which cannot be asked from
@@ -29,16 +30,22 @@ func (s *Store) acquire(takeover bool) error {
 	if err != nil {
 		return err
 	}
-	lock, err := s.takeLock(self, takeover)
+	start := twice.Start{As: twice.Long(s.dir), Takeover: takeover}
+	lock, err := s.takeLock(self, start)
 	if err != nil {
 		return err
 	}
 	last, err := readOwner(s.dir)
+	var seen []twice.Fact
 	switch {
-	case err != nil && !takeover:
-		return errors.Join(ownedBy(Owner{}, err), lock.Close())
-	case err == nil && last.isElsewhere(self) && !takeover:
-		return errors.Join(ownedBy(last, nil), lock.Close())
+	case err != nil:
+		seen = s.seen(twice.Unknown)
+	case last.isElsewhere(self):
+		seen = s.seen(twice.Elsewhere)
+	}
+	switch {
+	case twice.May(start, seen...) != nil:
+		return errors.Join(ownedBy(last, err), lock.Close())
 	case err != nil:
 		s.log.Warn("The job directory is taken over, although its last owner is unknown", "dir", s.dir, "error", err)
 		last.Generation = uint64(time.Now().UnixNano()) // above any that was counted up
@@ -54,13 +61,18 @@ func (s *Store) acquire(takeover bool) error {
 	return nil
 }
 
+// seen is what was seen of the job of the store.
+func (s *Store) seen(what twice.Seen) []twice.Fact {
+	return []twice.Fact{{Seen: what, Of: twice.Long(s.dir)}}
+}
+
 // lockPatience is how long a lock is waited for whose owner has ended. A child that the owner
 // was just starting may have it a moment longer.
 const lockPatience, lockPause = 5 * time.Second, 20 * time.Millisecond
 
-// takeLock takes the lock of the store. A lock that another host holds is broken if takeover
-// says so: the file is replaced by one that we hold.
-func (s *Store) takeLock(self Owner, takeover bool) (*flock.Flock, error) {
+// takeLock takes the lock of the store. A lock that another host holds is broken if the start is a
+// takeover: the file is replaced by one that we hold.
+func (s *Store) takeLock(self Owner, start twice.Start) (*flock.Flock, error) {
 	lock := newLock(s.path(lockName))
 	for begin := time.Now(); ; time.Sleep(lockPause) {
 		locked, err := lock.TryLock()
@@ -77,10 +89,14 @@ func (s *Store) takeLock(self Owner, takeover bool) (*flock.Flock, error) {
 			continue
 		}
 		owner, err := readOwner(s.dir)
+		who := twice.Busy
+		if err == nil && owner.isElsewhere(self) {
+			who = twice.Elsewhere
+		}
 		switch {
-		case err == nil && owner.isElsewhere(self) && takeover:
+		case twice.May(start, s.seen(who)...) == nil:
 			return s.breakLock()
-		case err == nil && owner.isElsewhere(self):
+		case who == twice.Elsewhere:
 			return nil, ownedBy(owner, nil)
 		case err != nil || owner.Released:
 			err = fmt.Errorf("%w: another process has it open", ErrBusy)

@@ -97,17 +97,3 @@ func checkParent(parent string) error {
 func MakeParent(dir string) (made []string, err error) {
 	return durable.MakeDirs("parent directory", filepath.Dir(dir))
 }
-
-// LockRestore refuses a second restore of an image, until the file that it returns is closed or this
-// process ends; nil if there is nothing to lock. It locks no directory: a dump's watcher may have it.
-func LockRestore(dir string) (*os.File, error) {
-	f, err := os.OpenFile(filepath.Join(dir, "inventory.img"), os.O_RDONLY|unix.O_NONBLOCK, 0)
-	if err != nil {
-		return nil, nil // the restore says what is wrong
-	}
-	if errors.Is(unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB), unix.EWOULDBLOCK) {
-		f.Close()
-		return nil, fault.New(fmt.Sprintf("image directory %s: another restore of this image is at work", dir), "wait until it is over")
-	}
-	return f, nil
-}
