@@ -172,15 +172,6 @@ func oneArgument(what string) cobra.PositionalArgs {
 	}
 }
 
-// criuOnly are options of criu's command line that dump and restore do not have.
-var criuOnly = strings.Fields("auto-dedup cgroup-dump-controller cgroup-props cgroup-props-file cgroup-yard config cpu-cap display-stats " +
-	"empty-ns enable-external-masters enable-external-sharing enable-fs evasive-devices ext-mount-map file-validation force-irmap " +
-	"ghost-fiemap inherit-fd irmap-scan-path join-ns lazy-pages lsm-mount-context lsm-profile mntns-compat-mode page-server " +
-	"pre-dump-mode prev-images-dir restore-sibling skip-file-rwx-check skip-mnt stream timeout tls track-mem unprivileged veth-pair weak-sysctls")
-
-// pagesElsewhere are those with which criu dump does not write all pages into the image.
-var pagesElsewhere = strings.Fields("lazy-pages page-server prev-images-dir stream")
-
 // noProcess says of commands that take no process why that is so.
 var noProcess = map[string]string{
 	"recover": "it recovers all jobs of this host, so name no process",
@@ -196,7 +187,6 @@ func advice(cmd *cobra.Command, err error) string {
 	}
 	name := unknown.GetSpecifiedName()
 	has := func(flag string) bool { return cmd.Flags().Lookup(flag) != nil }
-	drivesCriu := has("criu-config")
 	_, argument, _ := strings.Cut(strings.Replace(cmd.Use, "[", "", 1), " ")
 	switch {
 	case has("tree") && slices.Contains([]string{"p", "pid"}, name):
@@ -211,14 +201,6 @@ func advice(cmd *cobra.Command, err error) string {
 		return ": a job has its terminal from tmux: --wait-all -- tmux -S SOCKET new -d COMMAND"
 	case len(name) < 2:
 		return ""
-	case drivesCriu && name == "action-script":
-		return ": it is not needed, " + cmd.CommandPath() + " does the hook's work itself"
-	case drivesCriu && name == "libdir":
-		return ": it is not needed, " + cmd.CommandPath() + " gives criu no plugins"
-	case cmd.Name() == "dump" && slices.Contains(pagesElsewhere, name):
-		return ": " + cmd.CommandPath() + " makes a complete image; for this option, use criu dump with cucriu-hook"
-	case drivesCriu && slices.Contains(criuOnly, name):
-		return ": put criu options that cucriu does not have into a file, and specify it with --criu-config"
 	}
 	// cobra knows which of several names are near.
 	names := &cobra.Command{}

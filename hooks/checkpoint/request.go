@@ -502,8 +502,8 @@ func (d *criuSession) unusable() error {
 	return d.env.Judge(inspect.CriuVersionFindings(version)).Err()
 }
 
-// rejectedOption finds in what criu has printed the option that it does not know.
-var rejectedOption = regexp.MustCompile(`(?:unrecognized|ambiguous) option '([^']+)'`)
+// rejectedOption finds in what criu has printed that it does not know an option of its configuration.
+var rejectedOption = regexp.MustCompile(`(?:unrecognized|ambiguous) option '[^']+'`)
 
 // withCriuLog adds to the error of a request what criu has logged and said: the cause comes first, then
 // what to do about it.
@@ -513,15 +513,8 @@ func (d *criuSession) withCriuLog(err error, said string) error {
 	if !answered && !errors.Is(err, criuutil.ErrNoAnswer) {
 		return err
 	}
-	if option := rejectedOption.FindStringSubmatch(said); option != nil && !d.staged {
-		where := d.options.ConfigFile
-		if where == "" {
-			where = "its default configuration files"
-		}
-		if name := strings.TrimLeft(option[1], "-"); strings.HasPrefix(option[1], "---") {
-			return fmt.Errorf("criu rejected an option in %s: write it without dashes: %s", where, name)
-		}
-		return fmt.Errorf("criu rejected an option in %s: %s", where, option[1])
+	if rejected := rejectedOption.FindString(said); rejected != "" && !d.staged {
+		return fmt.Errorf("criu, in %s: %s", cmp.Or(d.options.ConfigFile, "its default configuration files"), rejected)
 	}
 	if !d.staged {
 		if unusable := d.unusable(); unusable != nil {

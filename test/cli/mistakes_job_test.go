@@ -123,10 +123,15 @@ func TestMistakesAboutWhereTheImageGoes(t *testing.T) {
 			mistake{"no folder for the log", dump("images", "-W", "nowhere"), refused, "directory for criu's log (--work-dir): stat nowhere: no such file"},
 			mistake{"a file for the folder of the log", dump("images", "-W", "file"), refused, "directory for criu's log: file is not a directory"},
 			mistake{"no configuration of criu", dump("images", "--criu-config", "nowhere"), refused, "cannot read criu's configuration: open nowhere: no such file"},
-			mistake{"an option of criu with dashes", dump("images", "--criu-config", b.write(t, "dashed.conf", "--leave-running\n")), refused, "write it without dashes: leave-running"},
+			mistake{
+				"an option of criu with dashes", dump("images", "--criu-config", b.write(t, "dashed.conf", "--leave-running\n")), refused,
+				b.path("dashed.conf") + ": unrecognized option '----leave-running'",
+			},
 			mistake{"an incomplete image is asked for", dump("images", "--criu-config", b.write(t, "lazy.conf", "lazy-pages\n")), refused, "this dump makes a complete one: leave the option out"},
-			mistake{"criu's option for that", dump("images", "--lazy-pages"), 2, "cucriu dump makes a complete image; for this option, use criu dump with cucriu-hook"},
-			mistake{"a mistyped option of criu", dump("images", "--criu-config", b.write(t, "criu.conf", "tcp-establishd\n")), refused, "criu rejected an option in " + b.path("criu.conf") + ": --tcp-establishd"},
+			mistake{
+				"a mistyped option of criu", dump("images", "--criu-config", b.write(t, "criu.conf", "tcp-establishd\n")), refused,
+				"criu, in " + b.path("criu.conf") + ": unrecognized option '--tcp-establishd'",
+			},
 			mistake{"check says the same", []string{"check", "-t", b.job.Root(), "-D", "full"}, refused, "1 blocking finding: image-directory"},
 		)
 	})
