@@ -177,13 +177,10 @@ func cudaProcesses(patience time.Duration) (all []string) {
 // timeoutFlag adds an option that limits how long something may take.
 func timeoutFlag(cmd *cobra.Command, to *time.Duration, name, usage string) {
 	cmd.Flags().Var(&value{kind: "duration", set: func(text string) (err error) {
-		if *to, err = time.ParseDuration(text); err != nil {
-			return errors.New("not a duration such as 10s or 2m")
+		if *to, err = time.ParseDuration(text); err == nil && *to < time.Millisecond {
+			return errors.New("must be at least 1ms") // the driver counts in milliseconds, and takes 0 to mean no limit
 		}
-		if *to < time.Millisecond { // the driver counts in milliseconds, and takes 0 to mean no limit
-			return errors.New("must be at least 1ms")
-		}
-		return nil
+		return err
 	}}, name, usage)
 }
 

@@ -29,7 +29,8 @@ func jobsCommand() *cobra.Command {
 
 A job is named by its directory or, on the host that runs it, by its name. An argument
 with a slash in it is a directory.`,
-		Example: "  cucriu jobs list\n  cucriu jobs list train\n  cucriu jobs checkpoint /var/lib/jobs/train",
+		SuggestFor: []string{"list", "show", "prune", "pin", "unpin", "checkpoint", "pause", "stop", "rm"},
+		Example:    "  cucriu jobs list\n  cucriu jobs list train\n  cucriu jobs checkpoint /var/lib/jobs/train",
 	}
 	cmd.AddCommand(asRoot(jobsListCommand(), jobsShowCommand(), jobsVerifyCommand(), jobsPruneCommand(), jobsPinCommand(true), jobsPinCommand(false), jobsRemoveCommand())...)
 	cmd.AddCommand(asRoot(askCommands()...)...)

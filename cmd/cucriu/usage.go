@@ -17,7 +17,7 @@ import (
 )
 
 // execute runs the command that the command line names. An error from before the command has
-// begun is wrong usage, whichever part of cobra has found it, and is reported in one line.
+// begun is wrong usage, whichever part of cobra has found it, and is reported in cobra's words and one line.
 func execute(ctx context.Context, root *cobra.Command) error {
 	root.InitDefaultHelpCmd()
 	root.InitDefaultCompletionCmd()
@@ -45,20 +45,8 @@ func execute(ctx context.Context, root *cobra.Command) error {
 	if err == nil || begun {
 		return err
 	}
-	text := strings.NewReplacer("\n\nDid you mean this?\n\t", ": did you mean ", "\n\t", " or ", `required flag(s) "pid" not set`, "specify a process with -p").Replace(err.Error())
-	if option, _, is := strings.Cut(text, " flag: time: "); is {
-		text = option + " flag: not a duration such as 10s or 2m"
-	}
-	if invalid := new(pflag.InvalidValueError); errors.As(err, &invalid) && invalid.GetFlag().Value.Type() == "bool" {
-		text = fmt.Sprintf("--%s is a switch: give it without a value", invalid.GetFlag().Name)
-	}
-	var name string
-	if _, wrong := fmt.Sscanf(text, `unknown command %q for "cucriu"`, &name); wrong == nil {
-		if found, _, err := root.Find([]string{"jobs", name}); err == nil && found.Name() == name {
-			text = fmt.Sprintf("unknown command %q for cucriu: did you mean cucriu jobs %[1]s", name)
-		}
-	}
-	text = strings.TrimSpace(text) + advice(cmd, err)
+	oneLine := strings.NewReplacer("\n\nDid you mean this?\n\t", ": did you mean ", "\n\t", " or ")
+	text := strings.TrimSpace(oneLine.Replace(err.Error())) + advice(cmd, err)
 	return usageError{fmt.Errorf("%s (see %s --help)", text, cmd.CommandPath())}
 }
 
@@ -131,33 +119,7 @@ func extendHelp(root *cobra.Command) {
 // noArguments refuses arguments that do not belong to an option.
 func noArguments(cmd *cobra.Command, args []string) error {
 	if len(args) > 0 {
-		err := fmt.Errorf("argument %q: %s takes no arguments, only options", args[0], cmd.CommandPath())
-		var optional []string
-		cmd.Flags().Visit(func(flag *pflag.Flag) {
-			if flag.NoOptDefVal != "" && flag.Value.Type() != "bool" && flag.Value.String() == flag.NoOptDefVal {
-				optional = append(optional, fmt.Sprintf("--%s=%s", flag.Name, args[0]))
-			}
-		})
-		if len(optional) > 0 {
-			return fmt.Errorf("%w: a value that an option can do without follows \"=\": %s", err, strings.Join(optional, " or "))
-		}
-		if _, notPID := parsePID(args[0]); notPID == nil {
-			if why := noProcess[cmd.Name()]; why != "" {
-				return fmt.Errorf("argument %q: %s takes no process: %s", args[0], cmd.CommandPath(), why)
-			}
-			for _, name := range []string{"tree", "pid"} {
-				if flag := cmd.Flags().Lookup(name); flag != nil && !flag.Changed {
-					return fmt.Errorf("%w: specify a process with -%s %s", err, flag.Shorthand, args[0])
-				}
-			}
-		}
-		if flag := cmd.Flags().Lookup("to"); flag != nil && !flag.Changed {
-			return fmt.Errorf("%w: specify the host with --to %s", err, args[0])
-		}
-		if flag := cmd.Flags().Lookup("images-dir"); flag != nil && !flag.Changed {
-			return fmt.Errorf("%w: specify the image directory with -D", err)
-		}
-		return err
+		return fmt.Errorf("argument %q: %s takes no arguments, only options", args[0], cmd.CommandPath())
 	}
 	return nil
 }
@@ -172,13 +134,6 @@ func oneArgument(what string) cobra.PositionalArgs {
 	}
 }
 
-// noProcess says of commands that take no process why that is so.
-var noProcess = map[string]string{
-	"recover": "it recovers all jobs of this host, so name no process",
-	"restore": "the image names its processes, so leave it out",
-	"status":  "it shows all processes; cucriu state -p PID shows one",
-}
-
 // advice says what was meant by an option that a command does not have; "" if nobody knows.
 func advice(cmd *cobra.Command, err error) string {
 	unknown := new(pflag.NotExistError)
@@ -186,17 +141,7 @@ func advice(cmd *cobra.Command, err error) string {
 		return ""
 	}
 	name := unknown.GetSpecifiedName()
-	has := func(flag string) bool { return cmd.Flags().Lookup(flag) != nil }
-	_, argument, _ := strings.Cut(strings.Replace(cmd.Use, "[", "", 1), " ")
 	switch {
-	case has("tree") && slices.Contains([]string{"p", "pid"}, name):
-		return ": specify a process with -t"
-	case has("pid") && slices.Contains([]string{"t", "tree"}, name):
-		return ": specify a process with -p"
-	case noProcess[cmd.Name()] != "" && slices.Contains([]string{"p", "pid", "t", "tree"}, name):
-		return ": " + noProcess[cmd.Name()]
-	case slices.Contains([]string{"D", "images-dir", "dir"}, name) && strings.HasPrefix(argument, "DIR"):
-		return fmt.Sprintf(": %s takes the directory as its argument: %[1]s DIR", cmd.CommandPath())
 	case cmd.Name() == "run" && name == "tty":
 		return ": a job has its terminal from tmux: --wait-all -- tmux -S SOCKET new -d COMMAND"
 	case len(name) < 2:
