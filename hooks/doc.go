@@ -108,8 +108,12 @@
 //	unlock       with every thread running
 //	open         the gate of the library in the job
 //	release      what stays stopped
-//	others       SIGCONT the processes without CUDA
+//	others       SIGCONT the processes without CUDA of a restore,
+//	             which may fail up to here; else at continue
 //	pause        freeze what was frozen before (not in the watcher)
+//
+// A driver call that was given up may still be under way. Its process waits for it, stopped if GPU state
+// is out. Otherwise the rest of the job runs, and uses its GPUs.
 //
 // A process that was stopped before we came stays stopped after we leave.
 //

@@ -32,6 +32,9 @@ import (
 // A process that was stopped before we came stays stopped, and so do all of them under criu's -s: their
 // threads run under trace while they are unlocked. A container that was paused stays paused. After an
 // error the processes are left as they are.
+//
+// A driver call that was given up may still be under way. Its process waits for it, and while GPU state is out all
+// others wait, too. Otherwise every process runs, and the others use their GPUs. A restore waits in any case.
 func BringBack(ctx context.Context, driver *cudackpt.Driver, s *session.Session, targets []*Target) error {
 	b := &wayBack{Session: s, driver: driver, all: targets, toPause: s.Paused, leaveStopped: s.LeavesStopped(), atOnce: make(chan struct{}, fillsAtOnce())}
 	defer func() { _ = b.release(context.WithoutCancel(ctx)) }() // after an error
@@ -44,7 +47,7 @@ func BringBack(ctx context.Context, driver *cudackpt.Driver, s *session.Session,
 	if err := b.findCUDA(ctx); err != nil {
 		return err
 	}
-	if s.MayBeCheckpointed() {
+	if s.MayBeCheckpointed() && !b.nothingMoved() {
 		if err := b.restoreState(ctx); err != nil {
 			return err
 		}
@@ -61,7 +64,7 @@ func BringBack(ctx context.Context, driver *cudackpt.Driver, s *session.Session,
 		{Name: "unlock", Do: b.unlockTargets},
 		{Name: "open", Do: b.openGates},
 		{Name: "release", Do: b.release},
-		{Name: "others", Do: b.letOthersRun},
+		{Name: "others", Do: b.letOthersOfRestoreRun},
 		{Name: "pause", Do: b.pause},
 	})
 }
@@ -194,7 +197,8 @@ func (b *wayBack) release(ctx context.Context) error {
 
 func (b *wayBack) goesOn(t *Target) bool { return !b.leaveStopped && !t.Member.Stopped }
 
-// letRun lets every thread run. The processes that stay stopped run under trace.
+// letRun lets every thread run. The processes that stay stopped run under trace. Those without CUDA wait for the end
+// of a restore, which may yet fail: they could write to files before its tree is killed.
 func (b *wayBack) letRun(ctx context.Context) error {
 	b.tracer, b.traced = inject.NewTracer(), nil
 	if err := thawAll(ctx, b.all); err != nil {
@@ -215,12 +219,29 @@ func (b *wayBack) letRun(ctx context.Context) error {
 			}
 		}
 	}
-	return nil
+	if b.Kind == journal.KindRestore {
+		return nil
+	}
+	return b.letOthersRun(ctx)
 }
 
-// unlockTargets unlocks what is locked: the GPU takes work again.
+// unlockTargets unlocks what is locked: the GPU takes work again. A process whose driver does not answer keeps no
+// other one's gate closed, except in a restore, which may yet fail.
 func (b *wayBack) unlockTargets(ctx context.Context) error {
-	return b.parallel(func(t *Target) error { return b.unlockTarget(ctx, t) })
+	if b.Kind == journal.KindRestore {
+		return b.parallel(func(t *Target) error { return b.unlockTarget(ctx, t) })
+	}
+	if b.By != session.ByWatcher { // for which nobody waits
+		var cancel func()
+		ctx, cancel = context.WithTimeout(ctx, b.Env.Config.Lock.Timeout)
+		defer cancel()
+	}
+	return b.parallel(func(t *Target) error {
+		if err := b.unlockTarget(ctx, t); err != nil {
+			return b.unanswered(ctx, t, "cannot use its GPUs", err)
+		}
+		return b.openGate(ctx, t)
+	})
 }
 
 func (b *wayBack) unlockTarget(ctx context.Context, t *Target) error {
@@ -232,6 +253,25 @@ func (b *wayBack) unlockTarget(ctx context.Context, t *Target) error {
 		return b.SpanOf(t.PID, "unlock", func() error { return t.CUDA.Unlock(ctx) })
 	}
 	return fmt.Errorf("process %d (%s) is %v, but not by this session: restore it with the tool that checkpointed it, and the watcher unlocks it", t.PID, t.Member.Name, state)
+}
+
+const staysStopped = "stays stopped"
+
+// unanswered says in an error what becomes of a process while the driver does not answer. One of a restore is killed.
+func (b *wayBack) unanswered(ctx context.Context, t *Target, how string, err error) error {
+	if call := new(cudackpt.InterruptedError); b.Kind == journal.KindRestore || !errors.As(err, &call) {
+		return err
+	}
+	const text = "process %d (%s) %s until the driver answers: %w"
+	return fmt.Errorf(text, t.PID, t.Member.Name, how, session.GivenUp(ctx, err))
+}
+
+// letOthersOfRestoreRun continues the processes without CUDA of a restore, which is complete.
+func (b *wayBack) letOthersOfRestoreRun(ctx context.Context) error {
+	if b.Kind != journal.KindRestore {
+		return nil
+	}
+	return b.letOthersRun(ctx)
 }
 
 // letOthersRun continues the processes without CUDA that the session has stopped.
@@ -361,7 +401,7 @@ func (b *wayBack) memoryNeed(ctx context.Context) (inspect.MemoryNeed, error) {
 				err = t.measureStaged()
 			}
 			if err != nil {
-				return nil, err
+				return nil, b.unanswered(ctx, t, staysStopped, err)
 			}
 			if state != cudackpt.StateCheckpointed {
 				continue
@@ -436,7 +476,8 @@ func (b *wayBack) restoreDriver(ctx context.Context, t *Target) error {
 	}
 	return b.SpanOf(t.PID, "restore", func() error {
 		return stepOut(ctx, b.Session, t, func() error {
-			return t.CUDA.Restore(ctx, cudackpt.RestoreOptions{Pairs: t.pairs})
+			err := t.CUDA.Restore(ctx, cudackpt.RestoreOptions{Pairs: t.pairs})
+			return b.unanswered(ctx, t, staysStopped, err)
 		})
 	})
 }

@@ -325,7 +325,9 @@ func (s *Suspension) requireRoom(ctx context.Context, guests []*Target) error {
 // library run. After an error it stays unlocked.
 func (s *Suspension) whileUnlocked(ctx context.Context, t *Target, do func() error) error {
 	return t.withHelpers(ctx, func() error {
-		if err := t.CUDA.Unlock(ctx); err != nil {
+		call, cancel := context.WithTimeout(ctx, s.Config.Lock.Timeout) // it waits for nothing, and the job is stopped
+		defer cancel()
+		if err := t.CUDA.Unlock(call); err != nil {
 			return err
 		}
 		t.locked = false
@@ -399,7 +401,8 @@ func (s *Suspension) standStill(ctx context.Context, stopTree func(context.Conte
 	}
 }
 
-// prove parks the program's threads, and locks the processes: no thread is in a call then.
+// prove parks the program's threads, and locks the processes: no thread is in a call then. The job is stopped
+// meanwhile, so a lock may not take longer than while it runs.
 func (s *Suspension) prove(ctx context.Context, guests []*Target) (inCall, err error) {
 	ctx, cancel := context.WithTimeout(ctx, s.Config.Checkpoint.Timeout)
 	defer cancel()
@@ -414,7 +417,9 @@ func (s *Suspension) prove(ctx context.Context, guests []*Target) (inCall, err e
 			return err
 		}
 		return t.withHelpers(ctx, func() error {
-			got, err := t.CUDA.TryLock(ctx, s.Config.Lock.Try)
+			call, cancel := context.WithTimeout(ctx, s.Config.Lock.Try+lockGrace)
+			defer cancel()
+			got, err := t.CUDA.TryLock(call, s.Config.Lock.Try)
 			if err == nil && !got {
 				err = fmt.Errorf("process %d (%s): %w", t.PID, t.Member.Name, errInCall)
 			}
@@ -479,7 +484,13 @@ func (t *Target) withHelpers(ctx context.Context, do func() error) error {
 		if begun {
 			err = do()
 		}
-		err = errors.Join(err, ReleaseThreads(context.WithoutCancel(ctx), tracer, []*Target{t}))
+		patience := ReleaseTimeout
+		if err != nil { // a call that hangs in the kernel may keep a thread from stopping
+			patience = lockGrace
+		}
+		releasing, cancel := context.WithTimeout(context.WithoutCancel(ctx), patience)
+		err = errors.Join(err, ReleaseThreads(releasing, tracer, []*Target{t}))
+		cancel()
 		if begun || try == tries {
 			return err
 		}
@@ -515,6 +526,18 @@ func (t *Target) findAgent() (status agent.Status, err error) {
 		return status, errors.Join(fmt.Errorf(lost, t.PID, t.Member.Name), err)
 	}
 	return status, err
+}
+
+// nothingMoved reports whether all memory is still on the GPUs: the libraries say so at their step, before which the
+// driver has checkpointed nothing. The job then need not stop, nor wait for the driver to answer.
+func (b *wayBack) nothingMoved() bool {
+	if b.Step != journal.StepMove {
+		return false
+	}
+	return !slices.ContainsFunc(b.cuda, func(t *Target) bool {
+		status, err := t.findAgent()
+		return err != nil || status.Busy || status.Down || status.State == agent.Emptied
+	})
 }
 
 // moveBack has the libraries bring back what they have moved. The processes are stopped, and their driver's state is
@@ -558,7 +581,10 @@ func (b *wayBack) withLibrary(ctx context.Context, t *Target, do func() error) e
 		return err
 	}
 	return t.withHelpers(ctx, func() error {
-		if err := b.within(ctx, func(ctx context.Context) error { return b.unlockTarget(ctx, t) }); err != nil {
+		err := b.within(ctx, func(ctx context.Context) error {
+			return b.unanswered(ctx, t, staysStopped, b.unlockTarget(ctx, t))
+		})
+		if err != nil {
 			return err
 		}
 		return do()
@@ -584,14 +610,16 @@ func (b *wayBack) holdAgain(ctx context.Context) error {
 
 // openGates lets the programs' calls begin again. The processes run already, so one that ends is its own affair.
 func (b *wayBack) openGates(ctx context.Context) error {
-	return b.parallel(func(t *Target) error {
-		status, err := t.findAgent()
-		if err == nil && t.agent != nil && (status.Closed || status.Busy || status.State != agent.Idle) {
-			err = t.agent.Do(ctx, agent.Finish)
-		}
-		if err != nil && t.Exiting() {
-			return nil
-		}
-		return err
-	})
+	return b.parallel(func(t *Target) error { return b.openGate(ctx, t) })
+}
+
+func (b *wayBack) openGate(ctx context.Context, t *Target) error {
+	status, err := t.findAgent()
+	if err == nil && t.agent != nil && (status.Closed || status.Busy || status.State != agent.Idle) {
+		err = t.agent.Do(ctx, agent.Finish)
+	}
+	if err != nil && t.Exiting() {
+		return nil
+	}
+	return err
 }

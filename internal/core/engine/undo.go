@@ -27,7 +27,11 @@ func (s *Suspension) undo(cause error) (session.JobOutcome, error) {
 		message = "the " + string(s.Session.Kind) + " was refused, the tree was thawed for a moment: " + why + "; "
 	}
 	if s.Session.Step != "" { // else the watcher did not start
+		if errors.Is(cause, context.DeadlineExceeded) {
+			s.Log.Warn("the job is rolled back, which may wait for the driver", "reason", cause)
+		}
 		if err := BringBack(ctx, s.Driver, s.Session, s.Targets); err != nil {
+			s.Session.NoteStuck(err) // nobody has to wait for the watcher's first try to know
 			return session.JobOutcome{}, fmt.Errorf("the job is not recovered yet, the watcher keeps trying (cucriu status shows it): %w", err)
 		}
 		step := string(s.Session.Step)

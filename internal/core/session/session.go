@@ -145,6 +145,8 @@ func GivenUp(ctx context.Context, err error) error {
 	switch {
 	case errors.Is(ctx.Err(), context.Canceled) && (isCall || errors.Is(err, context.Canceled)):
 		return fmt.Errorf("%w: cancelled", context.Cause(ctx))
+	case isCall && call.InTheWay != "":
+		return fmt.Errorf("%s of process %d is still under way: %w", call.InTheWay, call.PID, call.Err)
 	case isCall:
 		return fmt.Errorf("%s of process %d did not end in time: %w", call.Call, call.PID, call.Err)
 	}
