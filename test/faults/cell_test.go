@@ -56,7 +56,12 @@ func (c *cell) try(patience int) {
 	case c.fault == deadline && c.slow != nil:
 		c.host.Faults(c.slow...)
 	default:
-		c.host.UseFailpoint(c.point + "=" + c.actions(c.t, c.fault, c.world))
+		point := c.point + "=" + c.actions(c.t, c.fault, c.world)
+		if c.called {
+			rules := filepath.Join(c.host.Dir, "faults")
+			point = "dump.move=run " + testenv.Script(c.t, "echo lock return 600 times 1 >"+rules) + "," + point
+		}
+		c.host.UseFailpoint(point)
 		c.host.Setenv("CUCRIU_FAILPOINT_MARKS", c.marks)
 	}
 	if c.fault == deadline {

@@ -103,6 +103,8 @@ type row struct {
 	midStage bool
 	// guest says that the library of cucriu run --dir is in the job, which moves the memory.
 	guest bool
+	// called says that a call to the driver has begun when the job is stopped, so that all of it runs once more.
+	called bool
 	// shares says that the processes have memory of each other, which the library serves.
 	shares bool
 	// goesOn says that the dump would leave the job running (-R).
@@ -200,6 +202,8 @@ var rows = fill(slices.Concat(
 		{name: "stop", point: "dump.stop", without: lacks(noDeadline, deadline)},
 		{name: "lock: the gates are closed", point: "dump.gated", guest: true, without: lacks(noDeadline, deadline)},
 		{name: "move", point: "dump.move", guest: true, without: lacks(noDeadline, deadline)},
+		{name: "move: all run once more, because a call had begun", point: "dump.continued", guest: true, called: true},
+		{name: "move: locked once more", point: "dump.relocked", guest: true, called: true},
 		{name: "move: what the processes share is known", point: "dump.listed", guest: true, shares: true, without: lacks(noDeadline, deadline, together, targetKilled)},
 		{name: "move: what is shared is taken down", point: "dump.down", guest: true, shares: true, also: []fault{continued}, without: lacks(noDeadline, deadline, together, targetKilled)},
 		{name: "move: the memory is on the host, too", point: "dump.moved", guest: true, shares: true, also: []fault{continued}, without: lacks(noDeadline, deadline, together, targetKilled)},

@@ -448,10 +448,16 @@ func (s *Suspension) runFor(ctx context.Context, lock, stopTree func(context.Con
 		other.Close()
 	}
 	s.Others = nil
+	if err := s.Session.Failpoint(ctx, string(s.Session.Kind)+".continued"); err != nil {
+		return err
+	}
 	if err := lock(ctx); err != nil {
 		return err
 	}
 	if err := s.measure(ctx); err != nil {
+		return err
+	}
+	if err := s.Session.Failpoint(ctx, string(s.Session.Kind)+".relocked"); err != nil {
 		return err
 	}
 	return stopTree(ctx)
