@@ -40,10 +40,13 @@ func (c *cell) run() string {
 	for patience := 1; ; patience *= 4 {
 		c.begin(c.t, c.row)
 		c.try(patience)
-		if c.fault != deadline || c.slow != nil || c.fired() || patience > 10 {
+		if c.fault != deadline || c.slow != nil || patience > 10 {
 			return c.verdict()
 		}
-		c.atRest(c.t)
+		c.atRest(c.t) // else the watcher may yet come to it
+		if c.fired() {
+			return c.verdict()
+		}
 	}
 }
 
