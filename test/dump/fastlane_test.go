@@ -415,7 +415,23 @@ func TestTheLastOfSeveralDumpsIntoOneDirectoryRestores(t *testing.T) {
 				t.Errorf("%s: %v before, %v after", point, before, after)
 			}
 		}
-		job.Kill()
+		if run := host.TryDump(job, last); run.Err != nil {
+			t.Fatalf("criu dump: %v\n%s", run.Err, run.Lines())
+		}
+		testenv.Eventually(t, testenv.Soon, "the job is reaped", job.Gone)
+
+		// The image of a job that has ended is all that is left of it.
+		other := host.Start(1, "--mib", "4")
+		before := chunkFiles(t, last)
+		run = host.TryDump(other, last)
+		if run.Err == nil || !strings.Contains(run.Log, "holds the image of another job (made of process "+job.Root()+" on ") {
+			t.Fatalf("a dump of another job: %v\n%s", run.Err, run.Lines())
+		}
+		other.Runs()
+		if after := chunkFiles(t, last); !slices.Equal(before, after) {
+			t.Errorf("%v before, %v after", before, after)
+		}
+		other.Kill()
 		host.Restore(last)
 		job.Runs()
 	})

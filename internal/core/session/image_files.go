@@ -5,8 +5,11 @@ import (
 	"fmt"
 	"os"
 	"slices"
+	"time"
 
+	"cucriu/hooks/timeline"
 	"cucriu/internal/core/journal"
+	"cucriu/internal/kit/fault"
 	"cucriu/internal/kit/imagedir"
 	"cucriu/internal/kit/pages"
 	"cucriu/internal/kit/proc"
@@ -93,13 +96,53 @@ func neededBy(runDir, dir string) (string, error) {
 	return "", nil
 }
 
-// CheckUnneeded refuses an image directory whose files must not be replaced yet.
-func CheckUnneeded(runDir, dir string) error {
+// CheckUnneeded refuses an image directory whose files a dump of the tree below root must not replace: they may be all
+// that is left of another job. What is there of the tree itself is not needed, since it runs. name is the directory's.
+func CheckUnneeded(runDir, dir, name string, root proc.Ident) error {
 	session, err := neededBy(runDir, dir)
-	if err == nil && session != "" {
-		err = fmt.Errorf("the image directory holds the only copy of the GPU state of an earlier dump's job, which is not recovered yet (session %s): recover it with cucriu recover, or dump into another directory", session)
+	if err != nil {
+		return err
 	}
-	return err
+	if session != "" {
+		return fmt.Errorf("the image directory holds the only copy of the GPU state of an earlier dump's job, which is not recovered yet (session %s): recover it with cucriu recover, or dump into another directory", session)
+	}
+	of, err := imagedir.ReadManifest(dir)
+	if errors.Is(err, os.ErrNotExist) || !imagedir.HasInventory(dir) {
+		return nil
+	}
+	made := "it cannot be read"
+	if err == nil {
+		if own, err := isImageOf(runDir, dir, of, root); own || err != nil {
+			return err
+		}
+		made = fmt.Sprintf("made of process %d on %s", of.RootPID, of.Created.UTC().Format(time.DateTime))
+	}
+	return fault.New(fmt.Sprintf("image directory %s holds the image of another job (%s), and a dump never overwrites another", name, made),
+		"dump into another directory, or remove this image")
+}
+
+// isImageOf reports whether the image in a directory was made of the tree below root, or a copy of such an image, or
+// the tree was restored from it.
+func isImageOf(runDir, dir string, of imagedir.Manifest, root proc.Ident) (bool, error) {
+	own, err := root.Own()
+	if err != nil {
+		return false, err
+	}
+	if own.PID == of.RootPID {
+		began, err := root.BeganAfter(timeline.SinceBoot() - time.Since(of.Created))
+		if !began || err != nil {
+			return err == nil, err
+		}
+	}
+	info, err := os.Stat(dir)
+	if err != nil {
+		return false, err
+	}
+	all, err := journal.List(runDir)
+	return slices.ContainsFunc(all, func(s *journal.Session) bool {
+		held, err := os.Stat(s.ImageDir)
+		return err == nil && os.SameFile(info, held) && (s.Root != nil && *s.Root == root || slices.Contains(known(&s.Record), root))
+	}), err
 }
 
 // DropPartial removes what a client wrote, if that client has ended and cannot give it its name any

@@ -151,7 +151,7 @@ func TestADirectoryWithTheOnlyCopyIsNotGivenAway(t *testing.T) {
 					}
 				}
 			}
-			if err := CheckUnneeded(env.Config.RunDir, dir); (err != nil) != test.needed {
+			if err := CheckUnneeded(env.Config.RunDir, dir, dir, self.Ident); (err != nil) != test.needed {
 				t.Errorf("refused %v, want %v", err, test.needed)
 			}
 		})

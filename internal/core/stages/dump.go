@@ -92,7 +92,11 @@ func (d *dump) run(ctx context.Context) error {
 	if err := d.claim.Take(ctx, true); err != nil {
 		return err
 	}
-	if err := session.CheckUnneeded(d.Config.RunDir, d.imageDir); err != nil {
+	root, err := proc.IdentOf(d.Root)
+	if err == nil {
+		err = session.CheckUnneeded(d.Config.RunDir, d.imageDir, d.claim.Name, root)
+	}
+	if err != nil {
 		return err
 	}
 	if len(d.Members) == 0 && d.stage.Hold == nil {
@@ -107,7 +111,7 @@ func (d *dump) run(ctx context.Context) error {
 	if err := d.begin(ctx); err != nil { // refreeze
 		return err
 	}
-	err := d.Session.DoSteps(ctx, []session.Step{
+	err = d.Session.DoSteps(ctx, []session.Step{
 		{Name: journal.StepLock, Do: d.Lock},                   // unlock
 		{Name: journal.StepStop, Do: d.stopTree},               // continue, others
 		{Name: journal.StepMove, Do: d.moveMemory},             // move

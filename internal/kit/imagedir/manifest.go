@@ -128,11 +128,17 @@ func ReadManifest(dir string) (Manifest, error) {
 	return m, nil
 }
 
+// HasInventory reports whether a directory has what criu writes at the end of a dump, or whether that cannot be told.
+func HasInventory(dir string) bool {
+	_, err := os.Stat(filepath.Join(dir, "inventory.img"))
+	return !errors.Is(err, os.ErrNotExist)
+}
+
 // MatchImages refuses a manifest that names CUDA processes which criu's images beside it do not
 // hold. It accepts a directory without criu's images, because a streamed dump leaves none
 // there. It does not look for the other processes: one may have ended after it was parked.
 func (m Manifest) MatchImages(dir string) error {
-	if _, err := os.Stat(filepath.Join(dir, "inventory.img")); errors.Is(err, os.ErrNotExist) {
+	if !HasInventory(dir) {
 		return nil
 	}
 	pids := []int{m.RootPID}
