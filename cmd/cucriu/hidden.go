@@ -8,9 +8,9 @@ import (
 
 	"cucriu/hooks"
 	"cucriu/hooks/checkpoint"
-	"cucriu/internal/jobs/files"
 	"cucriu/internal/jobs/inside"
 	"cucriu/internal/jobs/sandbox"
+	"cucriu/internal/kit/files"
 	"cucriu/internal/kit/self"
 	"cucriu/internal/migrate"
 )

@@ -20,8 +20,8 @@ import (
 	"cucriu/hooks/image"
 	"cucriu/hooks/preflight"
 	"cucriu/internal/jobs"
-	"cucriu/internal/jobs/files"
 	"cucriu/internal/jobs/store"
+	"cucriu/internal/kit/files"
 	"cucriu/internal/kit/units"
 )
 

@@ -16,9 +16,9 @@ import (
 	"golang.org/x/sys/unix"
 
 	"cucriu/hooks/checkpoint"
-	"cucriu/internal/jobs/files"
 	"cucriu/internal/jobs/sandbox"
 	"cucriu/internal/kit/fault"
+	"cucriu/internal/kit/files"
 	"cucriu/internal/kit/proc"
 )
 

@@ -13,12 +13,12 @@ import (
 	"golang.org/x/sys/unix"
 
 	"cucriu/hooks/preflight"
-	"cucriu/internal/jobs/files"
 	"cucriu/internal/jobs/inside"
 	"cucriu/internal/jobs/sandbox"
 	"cucriu/internal/jobs/store"
 	"cucriu/internal/kit/durable"
 	"cucriu/internal/kit/failpoint"
+	"cucriu/internal/kit/files"
 	"cucriu/internal/kit/imagedir"
 	"cucriu/internal/kit/proc"
 	"cucriu/internal/kit/units"

@@ -13,11 +13,11 @@ import (
 	"golang.org/x/sys/unix"
 
 	"cucriu/hooks"
-	"cucriu/internal/jobs/files"
 	"cucriu/internal/jobs/inside"
 	"cucriu/internal/jobs/job"
 	"cucriu/internal/jobs/sandbox"
 	"cucriu/internal/jobs/store"
+	"cucriu/internal/kit/files"
 )
 
 // core is what all that takes care of a job shares.

@@ -12,10 +12,10 @@ import (
 	"cucriu/hooks"
 	"cucriu/hooks/checkpoint"
 	"cucriu/hooks/preflight"
-	"cucriu/internal/jobs/files"
 	"cucriu/internal/jobs/job"
 	"cucriu/internal/jobs/store"
 	"cucriu/internal/kit/criuimage"
+	"cucriu/internal/kit/files"
 	"cucriu/internal/kit/twice"
 )
 

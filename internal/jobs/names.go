@@ -3,9 +3,9 @@ package jobs
 import (
 	"context"
 
-	"cucriu/internal/jobs/files"
 	"cucriu/internal/jobs/store"
 	"cucriu/internal/kit/criuimage"
+	"cucriu/internal/kit/files"
 )
 
 // checkNames fails if an image was made while the job's directory had another name, by which the image

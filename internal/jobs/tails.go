@@ -5,7 +5,7 @@ import (
 	"io/fs"
 	"slices"
 
-	"cucriu/internal/jobs/files"
+	"cucriu/internal/kit/files"
 	"cucriu/internal/kit/records"
 )
 

@@ -5,7 +5,7 @@ import (
 	"errors"
 	"fmt"
 
-	"cucriu/internal/jobs/files"
+	"cucriu/internal/kit/files"
 	"cucriu/internal/kit/inventory"
 	"cucriu/internal/migrate/prepare"
 )

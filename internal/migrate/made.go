@@ -13,8 +13,8 @@ import (
 
 	"cucriu/hooks"
 	"cucriu/hooks/checkpoint"
-	"cucriu/internal/jobs/files"
 	"cucriu/internal/kit/durable"
+	"cucriu/internal/kit/files"
 	"cucriu/internal/kit/jsonlines"
 	"cucriu/internal/kit/netlock"
 )

@@ -12,7 +12,7 @@ import (
 	"cucriu/hooks/checkpoint"
 	"cucriu/hooks/config"
 	"cucriu/internal/core/journal"
-	"cucriu/internal/jobs/files"
+	"cucriu/internal/kit/files"
 	"cucriu/internal/kit/imagedir"
 	"cucriu/internal/kit/proc"
 )

@@ -13,8 +13,8 @@ import (
 
 	"cucriu/hooks/checkpoint"
 	"cucriu/hooks/image"
-	"cucriu/internal/jobs/files"
 	"cucriu/internal/jobs/sandbox"
+	"cucriu/internal/kit/files"
 	"cucriu/internal/kit/proc"
 	"cucriu/internal/kit/records"
 )
