@@ -18,8 +18,6 @@ import (
 	"cucriu/internal/jobs/sandbox"
 	"cucriu/internal/jobs/store"
 	"cucriu/internal/kit/fault"
-	"cucriu/internal/kit/first"
-	"cucriu/internal/kit/guest"
 	"cucriu/internal/kit/proc"
 	"cucriu/internal/kit/records"
 )
@@ -289,18 +287,8 @@ func DescribeAs(path string) (Description, error) {
 	return Description{Name: r.Name, Dir: r.Dir, Command: r.Command, Begun: r.Begun, Finished: r.Finished != nil, User: r.User, Adopted: r.Adopted, Attached: r.Input != inputNone}, err
 }
 
-// TravelFiles are the files that a job takes along when it moves to another host, beside its
-// checkpoints. The first is its record; the others may be missing.
-func TravelFiles() []string {
-	return []string{recordName, OutputLog, eventsName, flagsName, first.File, guest.File}
-}
-
 // OutputLog is where the output of a job is, in its directory.
 const OutputLog = "output.log"
-
-// SupervisorLog is where a supervisor writes that was started for a job that has arrived, in the
-// job's directory.
-const SupervisorLog = "supervisor.log"
 
 // OwnFiles are all names that there may be in the directory of a job that has not run here.
 func OwnFiles() []string {
@@ -324,37 +312,6 @@ func NoteLocal(runDir, dir string, state State) error {
 		return fmt.Errorf("run directory: %w", err)
 	}
 	return localKind.Write(folder, Local{Name: of.Name, Dir: dir, State: state})
-}
-
-// EventsSize is how long the log of a job's events is.
-func EventsSize(dir string) (int64, error) {
-	info, err := os.Stat(filepath.Join(dir, eventsName))
-	if errors.Is(err, fs.ErrNotExist) {
-		return 0, nil
-	}
-	if err != nil {
-		return 0, err
-	}
-	return info.Size(), nil
-}
-
-// Resumed reports whether the log of a job says, from an offset on, that the job was started,
-// resumed or attached to.
-func Resumed(dir string, from int64) (bool, error) {
-	data, err := os.ReadFile(filepath.Join(dir, eventsName))
-	if err != nil && !errors.Is(err, fs.ErrNotExist) {
-		return false, err
-	}
-	for line := range bytes.Lines(data[min(int(from), len(data)):]) {
-		var e Event
-		if json.Unmarshal(line, &e) != nil {
-			continue
-		}
-		if e.Event == EventStarted || e.Event == EventResumed || e.Event == EventAttached {
-			return true, nil
-		}
-	}
-	return false, nil
 }
 
 // Runs reports whether the job runs, or is paused, with a supervisor.

@@ -63,7 +63,7 @@ func TestAJobThatRunsHereHasNotLeft(t *testing.T) {
 	dir := t.TempDir()
 	hook := &hooks.Hook{Config: config.Default()}
 	hook.Config.RunDir = t.TempDir()
-	s := newJobSource(hook, jobs.Local{Dir: dir, Name: "train"}, Options{})
+	s := newJobSource(hook, jobs.NewMovable(hook, jobs.Local{Dir: dir, Name: "train"}), Options{})
 	s.result.ID = "0123456789abcdef"
 	m := jobs.Move{ID: s.result.ID, State: jobs.MoveLeaving, Peer: "b"}
 	if err := errors.Join(m.Write(dir), jobs.NoteLocal(hook.Config.RunDir, dir, jobs.StateRunning)); err != nil {
@@ -92,7 +92,8 @@ func TestAJobThatRunsHereHasNotLeft(t *testing.T) {
 
 // TestOnlyTheCheckpointInWhichTheJobEndedIsSent: an older one has less of the job's work.
 func TestOnlyTheCheckpointInWhichTheJobEndedIsSent(t *testing.T) {
-	view, err := store.Open(filepath.Join(t.TempDir(), "D"), store.OpenOptions{})
+	dir := filepath.Join(t.TempDir(), "D")
+	view, err := store.Open(dir, store.OpenOptions{})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -104,7 +105,7 @@ func TestOnlyTheCheckpointInWhichTheJobEndedIsSent(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	s := &jobSource{view: view}
+	s := &jobSource{of: jobs.MovableIn(new(hooks.Hook), dir)}
 	if err := s.requireNewest("000002"); err != nil {
 		t.Error(err)
 	}

@@ -19,5 +19,6 @@
 // The source's copy stays stopped and parked, with its GPU state in an image in memory, until
 // the destination has everything. So the way back needs neither the network nor a disk.
 //
-// A long job moves another way, as checkpoints: see job_source.go.
+// A long job moves another way, as checkpoints: see job_source.go. All that this package knows of long jobs is
+// [jobs.Movable], and the record of a move, [jobs.Move].
 package migrate

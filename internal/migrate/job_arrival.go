@@ -13,7 +13,6 @@ import (
 	"cucriu/hooks"
 	"cucriu/hooks/preflight"
 	"cucriu/internal/jobs"
-	"cucriu/internal/jobs/store"
 	"cucriu/internal/kit/durable"
 	"cucriu/internal/kit/first"
 	"cucriu/internal/kit/guest"
@@ -26,9 +25,14 @@ import (
 // has the lock of the record.
 type movedJob struct {
 	host  *hooks.Hook
+	moved *jobs.Movable
 	dir   string
 	id    string
 	taken bool // by a person: it is not given back
+}
+
+func newMovedJob(host *hooks.Hook, dir, id string) *movedJob {
+	return &movedJob{host: host, moved: jobs.MovableIn(host, dir), dir: dir, id: id}
 }
 
 func (a *movedJob) state() (state commit.DestinationState, known bool, err error) {
@@ -65,7 +69,7 @@ func (a *movedJob) decide(ctx context.Context, next commit.DestinationState) err
 	switch {
 	case next == commit.Promised:
 		m.State = jobs.MovePromised
-		if m.Events, err = jobs.EventsSize(a.dir); err == nil {
+		if m.Events, err = a.moved.EventsSize(); err == nil {
 			err = m.Write(a.dir)
 		}
 		return err
@@ -82,10 +86,10 @@ func (a *movedJob) decide(ctx context.Context, next commit.DestinationState) err
 	if err := reach(ctx, "job.arrived"); err != nil {
 		return err
 	}
-	switch why := startJob(ctx, a.host, a.dir, m); {
+	switch why := a.moved.Start(ctx, m); {
 	case why == nil || a.taken:
 		return why
-	case errors.Is(why, errUnclear):
+	case errors.Is(why, jobs.ErrUnclear):
 		return fmt.Errorf("%w: %w", hooks.ErrNotBack, why)
 	default:
 		return a.giveBack(ctx, m, why)
@@ -96,16 +100,42 @@ func (a *movedJob) decide(ctx context.Context, next commit.DestinationState) err
 func (a *movedJob) drop(m jobs.Move) error {
 	err := os.RemoveAll(filepath.Join(a.dir, arrivingName))
 	if m.Before != nil {
-		return errors.Join(err, m.Before.Write(a.dir), jobs.NoteLocal(a.host.Config.RunDir, a.dir, jobs.StateMoved))
+		return errors.Join(err, m.Before.Write(a.dir), a.moved.NoteMoved())
 	}
-	// The record goes last: as long as it is there, nobody takes the rest for a job.
-	for _, name := range jobs.OwnFiles() {
-		err = errors.Join(err, os.RemoveAll(filepath.Join(a.dir, name)))
-	}
-	if err == nil && m.Made {
+	if err = errors.Join(err, a.moved.Remove()); err == nil && m.Made {
 		err = os.Remove(a.dir)
 	}
 	return err
+}
+
+// giveBack gives a job back that could not be resumed here: its error is a [*givenBackError]. From
+// then on it never runs here, so the source may let it run.
+func (a *movedJob) giveBack(ctx context.Context, m jobs.Move, why error) error {
+	stuck := func(err error) error { return fmt.Errorf("%w: %w: %w", hooks.ErrNotBack, err, why) }
+	if err := a.moved.Open(); err != nil { // no supervisor is at work
+		return stuck(err)
+	}
+	defer a.moved.Close()
+	if err := a.moved.RequireGone(); err != nil {
+		return stuck(err)
+	}
+	if ran, err := a.moved.Resumed(m.Events); err != nil || ran {
+		return err
+	}
+	if err := a.moved.UndoFiles(); err != nil {
+		return stuck(err)
+	}
+	if err := reach(ctx, "job.returning"); err != nil {
+		return err
+	}
+	m.State, m.Returned, m.PeerKnows = jobs.MoveLeft, printable(why.Error()), true
+	if err := m.Write(a.dir); err != nil {
+		return err
+	}
+	if err := reach(ctx, "job.returned"); err != nil {
+		return err
+	}
+	return &givenBackError{m.Returned}
 }
 
 // arrivingName is the folder in the job's directory for what comes.
@@ -115,13 +145,12 @@ const arrivingName = ".arriving"
 type jobArrival struct {
 	*destination
 	movedJob
-	of    jobMessage
-	lock  *jobs.MoveLock // held from the first change in the job's directory on
-	store *store.Store   // open until the promise
+	of   jobMessage
+	lock *jobs.MoveLock // held from the first change in the job's directory on
 }
 
 func newJobArrival(d *destination) *jobArrival {
-	return &jobArrival{destination: d, movedJob: movedJob{host: d.hook, id: d.peer.ID}}
+	return &jobArrival{destination: d, movedJob: *newMovedJob(d.hook, "", d.peer.ID)}
 }
 
 // state knows nothing of the move before something was changed here.
@@ -139,7 +168,7 @@ func (d *jobArrival) decide(ctx context.Context, next commit.DestinationState) e
 	if err := d.movedJob.decide(ctx, next); err != nil || next != commit.Promised {
 		return err
 	}
-	if err := d.store.Close(); err != nil { // the supervisor opens it
+	if err := d.moved.Close(); err != nil { // the supervisor opens it
 		return err
 	}
 	return reach(ctx, "job.promised")
@@ -177,7 +206,7 @@ func (d *jobArrival) claim(ctx context.Context, dir string) error {
 	}
 	waiting, cancel := context.WithTimeout(ctx, settlePatienceThere)
 	defer cancel()
-	d.dir = dir
+	d.movedJob = *newMovedJob(d.hook, dir, d.id)
 	d.lock, err = jobs.LockMove(waiting, dir)
 	return err
 }
@@ -187,14 +216,14 @@ func (d *jobArrival) welcome(m wire.Message) error {
 	if err := m.Decode(&d.of); err != nil {
 		return err
 	}
-	d.dir = d.of.Dir
+	d.movedJob = *newMovedJob(d.hook, d.of.Dir, d.id)
 	before, err := d.mayArrive()
 	if err != nil {
 		return preflight.AsRefusal(err)
 	}
 	var has jobWelcome
 	if before.State == jobs.MoveLeft {
-		if has.Have, err = have(d.dir); err != nil {
+		if has.Have, err = have(d.moved); err != nil {
 			return preflight.AsRefusal(err)
 		}
 	}
@@ -208,13 +237,9 @@ func (d *jobArrival) welcome(m wire.Message) error {
 	return d.Send(sayWelcome, has)
 }
 
-// have lists the checkpoints of a directory, without their files.
-func have(dir string) ([]store.Listed, error) {
-	view, err := store.View(dir)
-	if err != nil {
-		return nil, err
-	}
-	all, err := view.List(func(string, uint32) bool { return true })
+// have lists the checkpoints that a job has here, without their files.
+func have(job *jobs.Movable) ([]jobs.Listed, error) {
+	all, err := job.List(func(string, uint32) bool { return true })
 	for i := range all {
 		all[i].Files = nil
 	}
@@ -234,12 +259,11 @@ func (d *jobArrival) mayArrive() (before jobs.Move, err error) {
 	if err != nil {
 		return before, fmt.Errorf("job directory: %w", err)
 	}
-	view, err := store.View(d.dir) // is it root's alone?
-	if err != nil || len(entries) == 0 {
+	if err := d.moved.View(); err != nil || len(entries) == 0 { // is it root's alone?
 		return before, err
 	}
 	host, _ := os.Hostname()
-	if owner, err := view.Owner(); err == nil && owner.Token != "" && owner.Token == d.of.Owner {
+	if owner, err := d.moved.Owner(); err == nil && owner != "" && owner == d.of.Owner {
 		return before, fmt.Errorf("%[1]s is shared by both hosts, so nothing has to be sent: run cucriu jobs stop %[1]s on %[2]s, then cucriu run --dir %[1]s on %[3]s", d.dir, d.peer.Host, host)
 	}
 	if before, err = jobs.ReadMove(d.dir); err != nil {
@@ -248,11 +272,10 @@ func (d *jobArrival) mayArrive() (before jobs.Move, err error) {
 	if before.State == jobs.MovePromised {
 		return before, &jobs.ElsewhereError{Dir: d.dir, Move: before}
 	}
-	if before.State == jobs.MoveArriving || before.State == jobs.MoveNone && isEmptyStore(d.dir) == nil {
+	if before.State == jobs.MoveArriving || before.State == jobs.MoveNone && d.isEmptyStore() == nil {
 		return before, nil
 	}
-	of, err := jobs.Describe(d.dir)
-	if err != nil || !of.Begun.Equal(d.of.Begun) {
+	if same, err := d.moved.BeganAt(d.of.Begun); err != nil || !same {
 		return before, fmt.Errorf("%s is not empty, and not the directory of this job: remove it if it is not needed", d.dir)
 	}
 	if before.State != jobs.MoveLeft {
@@ -263,7 +286,8 @@ func (d *jobArrival) mayArrive() (before jobs.Move, err error) {
 
 // isEmptyStore returns an error if a directory has anything but what a destination makes there before
 // it records the move: it may have been killed in between.
-func isEmptyStore(dir string) error {
+func (d *jobArrival) isEmptyStore() error {
+	dir := d.dir
 	entries, err := os.ReadDir(dir)
 	if err != nil {
 		return err
@@ -273,7 +297,7 @@ func isEmptyStore(dir string) error {
 			return fmt.Errorf("%s is no longer empty: it has %s", dir, entry.Name())
 		}
 	}
-	all, err := have(dir)
+	all, err := have(d.moved)
 	if err == nil && len(all) > 0 {
 		err = fmt.Errorf("%s is no longer empty: it has checkpoints", dir)
 	}
@@ -302,31 +326,30 @@ func (d *jobArrival) roundDir() string {
 
 // open makes the job's directory this migration's.
 func (d *jobArrival) open(ctx context.Context) (err error) {
-	if d.store != nil {
+	if d.lock != nil && d.moved.IsOpen() {
 		return nil
 	}
 	if d.dir == "" || d.lock != nil {
 		return errNoJob
 	}
 	_, missing := os.Lstat(d.dir)
-	opened, err := store.Open(d.dir, store.OpenOptions{Log: d.hook.Log})
-	if err != nil {
+	if err := d.moved.Open(); err != nil {
 		return preflight.AsRefusal(err)
 	}
 	lock, err := jobs.TryLockMove(d.dir)
 	if err != nil {
-		return errors.Join(preflight.AsRefusal(err), opened.Close())
+		return errors.Join(preflight.AsRefusal(err), d.moved.Close())
 	}
 	if err := d.noteArriving(ctx, errors.Is(missing, os.ErrNotExist)); err != nil {
-		return errors.Join(preflight.AsRefusal(err), lock.Free(), opened.Close())
+		return errors.Join(preflight.AsRefusal(err), lock.Free(), d.moved.Close())
 	}
-	d.store, d.lock = opened, lock
-	_ = jobs.NoteLocal(d.hook.Config.RunDir, d.dir, jobs.StateArriving)
+	d.lock = lock
+	_ = d.moved.NoteArriving()
 	arriving := filepath.Join(d.dir, arrivingName)
 	if err := os.RemoveAll(arriving); err != nil {
 		return err
 	}
-	if _, err := d.store.RemoveLeftovers(); err != nil {
+	if err := d.moved.RemoveLeftovers(); err != nil {
 		return err
 	}
 	return os.Mkdir(arriving, 0o700)
@@ -336,7 +359,7 @@ func (d *jobArrival) open(ctx context.Context) (err error) {
 func (d *jobArrival) noteArriving(ctx context.Context, made bool) error {
 	before, err := jobs.ReadMove(d.dir)
 	if err == nil && before.State != jobs.MoveLeft && before.State != jobs.MoveArriving {
-		err = isEmptyStore(d.dir)
+		err = d.isEmptyStore()
 	}
 	if err == nil {
 		err = reach(ctx, "job.arriving")
@@ -353,9 +376,6 @@ func (d *jobArrival) noteArriving(ctx context.Context, made bool) error {
 	}
 	return move.Write(d.dir)
 }
-
-// jobVerifiers is how many threads read a checkpoint that has arrived.
-const jobVerifiers = 4
 
 // take makes checkpoints of what has arrived, and verifies them. Those that go ahead are looked at
 // as a resume does: what stands in its way is said while the job still runs.
@@ -375,7 +395,7 @@ func (d *jobArrival) take(ctx context.Context) error {
 		if len(c.Sent) != len(c.Files) {
 			return fmt.Errorf("checkpoint %.40q: %d files were announced, but %d were sent", c.Name, len(c.Files), len(c.Sent))
 		}
-		if err := d.store.Import(ctx, c.Listed, func(i int) string { return d.received(c.Sent[i]) }); err != nil {
+		if err := d.moved.Import(ctx, c.Listed, func(i int) string { return d.received(c.Sent[i]) }); err != nil {
 			return err
 		}
 	}
@@ -430,11 +450,11 @@ func (d *jobArrival) takeOther(f jobFile) error {
 	}
 	from := d.received(f.Sent)
 	if f.Name == jobs.TravelFiles()[0] {
-		of, err := jobs.DescribeAs(from)
+		is, err := d.moved.IsOf(from, d.of.Begun)
 		if err != nil {
 			return err
 		}
-		if !d.isRecordOf(of) {
+		if !is {
 			return errors.New("the record that was sent belongs to another job")
 		}
 	}
@@ -449,35 +469,11 @@ func (d *jobArrival) takeOther(f jobFile) error {
 	return os.Rename(from, filepath.Join(d.dir, f.Name))
 }
 
-func (d *jobArrival) isRecordOf(of jobs.Description) bool {
-	return of.Dir == d.dir && of.Begun.Equal(d.of.Begun)
-}
-
-// verify reads what has arrived and was not verified yet, and finds out whether this host can take
-// the newest. What is wrong with a checkpoint that was here before, and was not sent, does not matter.
+// verify reads what has arrived, and finds out whether this host can take it.
 func (d *jobArrival) verify(ctx context.Context, m jobManifest) (*prepare.Judgement, error) {
-	all, err := d.store.Checkpoints()
-	if err != nil || len(all) == 0 {
-		return nil, err
-	}
-	var before []store.Checkpoint
-	for _, c := range all {
-		if !slices.ContainsFunc(m.Checkpoints, func(sent jobCheckpoint) bool { return sent.Name == c.Name }) {
-			before = append(before, c)
-			continue
-		}
-		if c.Verified {
-			continue
-		}
-		if err := d.store.Verify(ctx, c, jobVerifiers, nil); err != nil {
-			// If it shares a damaged file with one that was here before, both are sent the next time.
-			for _, c := range before {
-				_ = d.store.Verify(ctx, c, jobVerifiers, nil)
-			}
-			return nil, fmt.Errorf("checkpoint %s does not match what was sent: %w", c.Name, err)
-		}
-	}
-	findings, err := jobs.CheckRestore(ctx, d.hook, all[len(all)-1].Dir)
+	findings, err := d.moved.Verify(ctx, func(name string) bool {
+		return slices.ContainsFunc(m.Checkpoints, func(sent jobCheckpoint) bool { return sent.Name == name })
+	})
 	if err != nil {
 		return nil, err
 	}
@@ -490,17 +486,8 @@ func (d *jobArrival) verify(ctx context.Context, m jobManifest) (*prepare.Judgem
 
 // promise holds the job ready until the source has decided.
 func (d *jobArrival) promise(ctx context.Context, newest string) error {
-	all, err := d.store.Checkpoints()
-	if err != nil {
+	if err := d.moved.RequireComplete(newest, d.of.Begun); err != nil {
 		return err
-	}
-	if len(all) == 0 || all[len(all)-1].Name != newest || !all[len(all)-1].Verified {
-		return fmt.Errorf("checkpoint %.40q has not arrived", newest)
-	}
-	if of, err := jobs.Describe(d.dir); err != nil {
-		return err
-	} else if !d.isRecordOf(of) {
-		return errors.New("the job's record has not arrived")
 	}
 	if err := os.RemoveAll(filepath.Join(d.dir, arrivingName)); err != nil {
 		return err
@@ -516,8 +503,7 @@ func (d *jobArrival) abort() error { return nil }
 func (d *jobArrival) stop(error)   {}
 
 func (d *jobArrival) running() running {
-	local, _ := jobs.Find(d.hook.Config.RunDir, d.dir)
-	return running{PID: local.PID}
+	return running{PID: d.moved.SupervisorPID()}
 }
 
 func (d *jobArrival) inDoubt() error {
@@ -526,9 +512,7 @@ func (d *jobArrival) inDoubt() error {
 }
 
 func (d *jobArrival) close() {
-	if d.store != nil {
-		_ = d.store.Close()
-	}
+	_ = d.moved.Close()
 	if d.lock != nil {
 		_ = d.lock.Free()
 	}

@@ -1,11 +1,14 @@
 package migrate
 
 import (
+	"errors"
 	"os"
 	"path/filepath"
 	"testing"
 	"time"
 
+	"cucriu/hooks"
+	"cucriu/internal/jobs"
 	"cucriu/internal/jobs/store"
 )
 
@@ -37,7 +40,7 @@ func TestADamagedFileThatASentCheckpointSharesIsFound(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	listed, err := have(dir)
+	listed, err := have(jobs.MovableIn(new(hooks.Hook), dir))
 	if err != nil || len(listed) != 2 {
 		t.Fatalf("there are %v, %v", listed, err)
 	}
@@ -53,11 +56,15 @@ func TestADamagedFileThatASentCheckpointSharesIsFound(t *testing.T) {
 	if err := os.Link(path("000001"), path("000002")); err != nil {
 		t.Fatal(err)
 	}
-	d := &jobArrival{store: s}
+	d := &jobArrival{movedJob: *newMovedJob(new(hooks.Hook), dir, "")}
+	if err := errors.Join(s.Close(), d.moved.Open()); err != nil {
+		t.Fatal(err)
+	}
+	defer d.moved.Close()
 	if _, err := d.verify(t.Context(), jobManifest{Checkpoints: []jobCheckpoint{{Listed: listed[1]}}}); err == nil {
 		t.Error("the damage is not found")
 	}
-	if listed, err := have(dir); err != nil || len(listed) != 0 {
+	if listed, err := have(jobs.MovableIn(new(hooks.Hook), dir)); err != nil || len(listed) != 0 {
 		t.Errorf("the destination says that it has %v, %v", listed, err)
 	}
 }

@@ -15,8 +15,6 @@ import (
 	"cucriu/hooks"
 	"cucriu/hooks/preflight"
 	"cucriu/internal/jobs"
-	"cucriu/internal/jobs/life"
-	"cucriu/internal/jobs/store"
 	"cucriu/internal/kit/first"
 	"cucriu/internal/kit/guest"
 	"cucriu/internal/migrate/commit"
@@ -42,16 +40,15 @@ import (
 // jobSource is the source's side of the move of a long job.
 type jobSource struct {
 	sourceSession
-	of    jobs.Local
+	of    *jobs.Movable
 	lock  *jobs.MoveLock
-	view  *store.Store
 	there map[string]uint32 // the checkpoints that the destination has
 	// warned has what was said of the destination's warnings.
 	warned map[string]bool
 	round  int
 }
 
-func newJobSource(hook *hooks.Hook, job jobs.Local, o Options) *jobSource {
+func newJobSource(hook *hooks.Hook, job *jobs.Movable, o Options) *jobSource {
 	s := &jobSource{of: job, there: make(map[string]uint32), warned: make(map[string]bool)}
 	s.sourceSession = sourceSession{job: s, dir: job.Dir, hook: hook.Filled(), options: o, begun: time.Now()}
 	return s
@@ -60,7 +57,7 @@ func newJobSource(hook *hooks.Hook, job jobs.Local, o Options) *jobSource {
 // MigrateJob moves a long job with its checkpoints to another host, where a supervisor continues with
 // it. After an error the job stays here, unless the error wraps [hooks.ErrNotBack]. If ctx ends
 // before the destination is ready, the move is given up.
-func MigrateJob(ctx context.Context, hook *hooks.Hook, job jobs.Local, o Options) (Result, error) {
+func MigrateJob(ctx context.Context, hook *hooks.Hook, job *jobs.Movable, o Options) (Result, error) {
 	s := newJobSource(hook, job, o)
 	defer s.close()
 	err := s.run(ctx)
@@ -76,19 +73,9 @@ func (s *jobSource) close() {
 
 // prepare finds the destination, and whether the job can move there.
 func (s *jobSource) prepare(ctx context.Context) (err error) {
-	if !s.of.Runs() {
-		if s.of.PID == 0 {
-			return jobs.NoSupervisor(s.of)
-		}
-		return fmt.Errorf("%s cannot move now, its state is %q: see cucriu jobs list", s.of.Name, s.of.State)
-	}
-	of, err := jobs.Describe(s.dir)
+	of, err := s.of.CheckLeaves()
 	if err != nil {
 		return err
-	}
-	if of.Attached {
-		return fmt.Errorf("%s has a terminal or input from an earlier version of cucriu run (--tty, --stdin), "+
-			"and cannot be migrated", s.of.Name)
 	}
 	if s.lock, err = jobs.TryLockMove(s.dir); err != nil {
 		return err
@@ -98,14 +85,11 @@ func (s *jobSource) prepare(ctx context.Context) (err error) {
 	} else if m.State == jobs.MoveLeaving || m.State == jobs.MoveStays {
 		return fmt.Errorf("an earlier move of %s, to %s, was interrupted, and that host has yet to be notified: run cucriu recover; or, if that host is gone permanently, cucriu recover --drop %s", s.of.Name, m.Peer, m.ID)
 	}
-	if s.view, err = store.View(s.dir); err != nil {
-		return err
-	}
-	owner, err := s.view.Owner()
+	owner, err := s.of.Owner()
 	if err != nil {
 		return err
 	}
-	newest, _, err := s.newest()
+	newest, _, err := s.of.Newest()
 	if err != nil {
 		return err
 	}
@@ -113,7 +97,10 @@ func (s *jobSource) prepare(ctx context.Context) (err error) {
 		return err
 	}
 	return s.phase("prepare", func() error {
-		m := jobMessage{Dir: of.Dir, Name: of.Name, Begun: of.Begun, Owner: owner.Token, Bytes: newest.Bytes, Start: s.options.Start}
+		m := jobMessage{
+			Dir: of.Dir, Name: of.Name, Begun: of.Begun,
+			Owner: owner, Bytes: newest.Bytes, Start: s.options.Start,
+		}
 		if err := s.remote.Send(sayJob, m); err != nil {
 			return err
 		}
@@ -126,17 +113,6 @@ func (s *jobSource) prepare(ctx context.Context) (err error) {
 		}
 		return nil
 	})
-}
-
-// newest returns the newest checkpoint that can be used.
-func (s *jobSource) newest() (newest store.Checkpoint, found bool, err error) {
-	all, err := s.view.Checkpoints()
-	for _, c := range all {
-		if c.Err == nil && c.GivenUp == "" {
-			newest, found = c, true
-		}
-	}
-	return newest, found, err
 }
 
 func (s *jobSource) begin() error {
@@ -159,7 +135,7 @@ func (s *jobSource) move(ctx context.Context) error {
 	if needed, err := s.needsFirst(ctx); err != nil {
 		return err
 	} else if needed {
-		if err := s.phase("first checkpoint", func() error { _, err := s.askSupervisor(ctx, life.AskCheckpoint); return err }); err != nil {
+		if err := s.phase("first checkpoint", func() error { return s.of.Checkpoint(ctx) }); err != nil {
 			return err
 		}
 	}
@@ -186,36 +162,31 @@ func (s *jobSource) move(ctx context.Context) error {
 // needsFirst reports whether to make a checkpoint before any goes ahead. The destination judges by
 // the newest, which says nothing about a job whose files are others by now.
 func (s *jobSource) needsFirst(ctx context.Context) (bool, error) {
-	newest, found, err := s.newest()
+	newest, found, err := s.of.Newest()
 	if err != nil || !found || s.options.Precopy == PrecopyAlways {
 		return true, err
 	}
-	findings, err := jobs.CheckFiles(ctx, newest.Dir)
-	return err != nil || findings.Err() != nil, nil
+	return s.of.FilesChanged(ctx, newest.Dir), nil
 }
 
 // last has the job end in a checkpoint, which must be the one that is sent: an older one has less of the
 // job's work.
 func (s *jobSource) last(ctx context.Context) error {
-	made, err := s.askSupervisor(ctx, life.AskMove)
+	made, err := s.of.End(ctx)
 	if err != nil {
 		return err
 	}
-	return s.requireNewest(made.Checkpoint)
+	return s.requireNewest(made)
 }
 
 // requireNewest fails unless a checkpoint is the one that is sent next.
 func (s *jobSource) requireNewest(name string) error {
-	newest, _, err := s.newest()
+	newest, _, err := s.of.Newest()
 	if err == nil && newest.Name != name {
 		err = fmt.Errorf("checkpoint %s, in which the job ended, cannot be used (cucriu jobs verify says why), "+
 			"so the job is not moved", name)
 	}
 	return err
-}
-
-func (s *jobSource) askSupervisor(ctx context.Context, op life.Op) (jobs.Answer, error) {
-	return jobs.Ask(ctx, s.hook.Config.RunDir, s.of, jobs.Request{Op: op}, nil)
 }
 
 // send sends the checkpoints that the destination has not: all of them while the job keeps running, and
@@ -298,14 +269,14 @@ func (s *jobSource) collect(last bool) (m jobManifest, paths []string, err error
 		paths = append(paths, path)
 		return roundName(len(paths) - 1)
 	}
-	newest, found, err := s.newest()
+	newest, found, err := s.of.Newest()
 	if err != nil {
 		return m, nil, err
 	}
 	if !found {
 		return m, nil, errors.New("there is no checkpoint to move")
 	}
-	listed, err := s.view.List(func(name string, crc32c uint32) bool {
+	listed, err := s.of.List(func(name string, crc32c uint32) bool {
 		there, is := s.there[name]
 		return is && there == crc32c || !last || name == newest.Name
 	})
@@ -387,7 +358,7 @@ func (s *jobSource) decide(ctx context.Context, state commit.SourceState) error 
 	if err := reach(ctx, "job.left"); err != nil {
 		return err
 	}
-	return jobs.RequireGone(s.hook.Config.RunDir, s.dir)
+	return s.of.RequireGone()
 }
 
 // bringBack waits until the job runs here. If it does not, the destination is told all the same
@@ -396,42 +367,11 @@ func (s *jobSource) bringBack(ctx context.Context) error {
 	if s.recovering || s.notBack != nil {
 		return nil // whoever has started the supervisor starts it again
 	}
-	err := s.phase("bring back", func() error { return s.awaitBack(ctx) })
+	err := s.phase("bring back", s.of.AwaitBack)
 	if errors.Is(err, hooks.ErrNotBack) {
 		s.notBack, err = err, nil
 	}
 	return err
-}
-
-const (
-	// backPatience is how long a job may take to be resumed here.
-	backPatience = 30 * time.Minute
-	// missingPatience is how long its supervisor may not be seen.
-	missingPatience = 5 * time.Second
-)
-
-// awaitBack waits until the job runs here: its supervisor resumes it once it is decided that the
-// job stays.
-func (s *jobSource) awaitBack(_ context.Context) error {
-	missing := time.Now()
-	for deadline := time.Now().Add(backPatience); time.Now().Before(deadline); time.Sleep(startLook) {
-		local, err := jobs.Find(s.hook.Config.RunDir, s.dir)
-		switch {
-		case err != nil:
-			return fmt.Errorf("%w: %w", hooks.ErrNotBack, err)
-		case local.Runs(), local.State == jobs.StateFinished, local.State == jobs.StateEnded, local.State == jobs.StateUnattended:
-			return nil
-		case local.PID != 0:
-			missing = time.Now()
-		case time.Since(missing) > missingPatience:
-			text := "its cucriu run has ended meanwhile: the same command resumes from its newest checkpoint"
-			if local.Failure != nil {
-				text += "; it said: " + local.Failure.Message
-			}
-			return fmt.Errorf("%w: %s does not run here: %s", hooks.ErrNotBack, s.of.Name, text)
-		}
-	}
-	return fmt.Errorf("%w: %s was not resumed within %v: see cucriu jobs list", hooks.ErrNotBack, s.of.Name, backPatience)
 }
 
 // returnedError says that the destination could not resume a job, which stays here.

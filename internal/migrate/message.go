@@ -9,7 +9,7 @@ import (
 	"time"
 
 	"cucriu/hooks/timeline"
-	"cucriu/internal/jobs/store"
+	"cucriu/internal/jobs"
 	"cucriu/internal/kit/netlock"
 	"cucriu/internal/migrate/commit"
 	"cucriu/internal/migrate/prepare"
@@ -152,7 +152,7 @@ type jobMessage struct {
 
 // jobWelcome says which checkpoints a destination has of a job.
 type jobWelcome struct {
-	Have []store.Listed `json:"have"` // without files
+	Have []jobs.Listed `json:"have"` // without files
 }
 
 // jobManifest comes as a file of each round, and says what the others are.
@@ -168,7 +168,7 @@ const jobManifestName = "manifest"
 // jobCheckpoint is a checkpoint that comes. Sent has a file of the round for each file of it that
 // has no SameAs, else "".
 type jobCheckpoint struct {
-	store.Listed
+	jobs.Listed
 	Sent []string `json:"sent"`
 }
 

@@ -23,7 +23,7 @@ import (
 func Recover(ctx context.Context, hook *hooks.Hook) (done []string, err error) {
 	hook = hook.Filled()
 	trees, treesErr := recoverTrees(ctx, hook)
-	all, err := jobs.Locals(hook.Config.RunDir)
+	all, err := jobs.Movables(hook)
 	errs := []error{treesErr, err}
 	done = trees
 	for _, job := range all {
@@ -81,7 +81,7 @@ func recoverTree(hook *hooks.Hook, r *record) error {
 const supervisorPatience = 10 * time.Second
 
 // recoverJob brings the move of a long job to an end. The message is empty if there was nothing to do.
-func recoverJob(hook *hooks.Hook, job jobs.Local) (message string, m jobs.Move, err error) {
+func recoverJob(hook *hooks.Hook, job *jobs.Movable) (message string, m jobs.Move, err error) {
 	if m, err = jobs.ReadMove(job.Dir); err != nil || m.State == jobs.MoveNone || m.State == jobs.MoveLeft && m.PeerKnows {
 		return "", m, err
 	}
@@ -110,15 +110,15 @@ func recoverJob(hook *hooks.Hook, job jobs.Local) (message string, m jobs.Move, 
 	case jobs.MoveArriving:
 		message = "the partial copy of " + job.Name + " was removed: it stays at " + m.Peer
 	case jobs.MoveArrived:
-		ran, err := jobs.Resumed(job.Dir, m.Events)
-		if err != nil || ran || job.PID != 0 || job.State == jobs.StateUnattended {
+		ran, err := job.Resumed(m.Events)
+		if err != nil || ran || job.PID != 0 || job.IsUnattended() {
 			return "", m, err
 		}
 		message = job.Name + " runs here"
 	default:
 		return "", m, nil
 	}
-	_, err = answerEvent(context.Background(), &movedJob{host: hook, dir: job.Dir, id: m.ID}, commit.Recover)
+	_, err = answerEvent(context.Background(), newMovedJob(hook, job.Dir, m.ID), commit.Recover)
 	if errors.As(err, new(*givenBackError)) {
 		return job.Name + " could not be resumed here, and is returned; run cucriu recover at " + m.Peer, m, nil
 	}
@@ -126,7 +126,7 @@ func recoverJob(hook *hooks.Hook, job jobs.Local) (message string, m jobs.Move, 
 }
 
 // tellDestination tells the destination of a move what was decided here.
-func tellDestination(hook *hooks.Hook, job jobs.Local, m jobs.Move) (string, error) {
+func tellDestination(hook *hooks.Hook, job *jobs.Movable, m jobs.Move) (string, error) {
 	if len(m.RSH) == 0 {
 		return "", errors.New("its record names no remote shell")
 	}
@@ -194,7 +194,8 @@ func Settle(ctx context.Context, hook *hooks.Hook, name string, take bool) (mess
 	case m.State != jobs.MovePromised:
 		return "", fmt.Errorf("move %s of the job in %s is in state %q: there is nothing to decide", m.ID, dir, m.State)
 	}
-	job := &movedJob{host: hook, dir: dir, id: m.ID, taken: take}
+	job := newMovedJob(hook, dir, m.ID)
+	job.taken = take
 	_, err = answerEvent(ctx, job, e)
 	if !take {
 		return "the partial copy was removed", err
@@ -236,7 +237,7 @@ func findMove(hook *hooks.Hook, name string) (dir string, err error) {
 		}
 		return name, err
 	}
-	all, err := jobs.Locals(hook.Config.RunDir)
+	all, err := jobs.Movables(hook)
 	if err != nil {
 		return "", err
 	}

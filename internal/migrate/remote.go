@@ -13,7 +13,6 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"cucriu/internal/jobs/job"
 	"cucriu/internal/kit/failpoint"
 	"cucriu/internal/kit/proc"
 	"cucriu/internal/kit/version"
@@ -70,7 +69,7 @@ func connect(ctx context.Context, o *Options, id, fingerprint string) (*remote, 
 			if cmd.ProcessState.ExitCode() == refused {
 				return nil, fmt.Errorf("cucriu on %s refused, as it says above; if it must run as root there: --to root@%[1]s, or --remote-cucriu \"sudo cucriu\"", o.Host)
 			}
-			if cmd.ProcessState.ExitCode() == job.StatusNotFound { // of the shell there
+			if cmd.ProcessState.ExitCode() == shellNotFound {
 				return nil, fmt.Errorf("%s is not found on %s, in the PATH of a command that ssh runs: install it there, or specify where it is with --remote-cucriu /path/to/cucriu", strings.Fields(o.Remote)[0], o.Host)
 			}
 			try := strings.Join(slices.Concat(o.RSH, []string{o.Host}, strings.Fields(o.Remote), []string{"--version"}), " ")
@@ -81,8 +80,10 @@ func connect(ctx context.Context, o *Options, id, fingerprint string) (*remote, 
 	return r, nil
 }
 
-// refused is the exit status of a cucriu that has touched nothing.
-const refused = 3
+const (
+	refused       = 3   // the exit status of a cucriu that has touched nothing
+	shellNotFound = 127 // that of a shell which does not find the program
+)
 
 // boundAnswer bounds how long the destination may take to answer, unless ssh may be asking for a
 // password.

@@ -15,11 +15,7 @@ func (s *treeSource) checkRoot() error {
 	if err := checkpoint.CheckRoot(s.hook, s.root); err != nil {
 		return err
 	}
-	job, meaning, err := jobs.Involving(s.hook.Config.RunDir, s.root, true)
-	if err == nil && job != nil {
-		err = fmt.Errorf("process %d %s, which moves as a whole: cucriu migrate --job %s --to %s", s.root, meaning, job.Name, s.options.Host)
-	}
-	return err
+	return jobs.CheckMovesAlone(s.hook, s.root, s.options.Host)
 }
 
 // hostMark is the same for two programs if they have the same run directory on the same host;

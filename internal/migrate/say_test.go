@@ -37,7 +37,7 @@ func connected(t *testing.T) (here *remote, there *wire.Control) {
 func TestAFailureToDoWhatWasDecided(t *testing.T) {
 	hook := &hooks.Hook{Log: slog.New(slog.DiscardHandler)}
 	process := func() *sourceSession { return &newTreeSource(hook, 1, Options{}).sourceSession }
-	job := func() *sourceSession { return &newJobSource(hook, jobs.Local{Dir: "/d"}, Options{}).sourceSession }
+	job := func() *sourceSession { return &newJobSource(hook, jobs.MovableIn(hook, "/d"), Options{}).sourceSession }
 	for name, test := range map[string]struct {
 		of       func() *sourceSession
 		kind     string // empty for the decision itself
@@ -125,7 +125,8 @@ func TestAnotherProtocolIsRefused(t *testing.T) {
 // TestWarningsOfTheDestinationAreSaid of a long job, too: once, although each round looks again.
 func TestWarningsOfTheDestinationAreSaid(t *testing.T) {
 	var log bytes.Buffer
-	s := newJobSource(&hooks.Hook{Log: slog.New(slog.NewTextHandler(&log, nil))}, jobs.Local{Dir: "/d"}, Options{Host: "gpu-b"})
+	hook := &hooks.Hook{Log: slog.New(slog.NewTextHandler(&log, nil))}
+	s := newJobSource(hook, jobs.MovableIn(hook, "/d"), Options{Host: "gpu-b"})
 	remote, there := connected(t)
 	s.remote = remote
 	first := preflight.Warning(preflight.FindingDriver, "is old", "update it")

@@ -12,6 +12,7 @@ import (
 	"cucriu/hooks/checkpoint"
 	"cucriu/hooks/preflight"
 	"cucriu/hooks/timeline"
+	"cucriu/internal/jobs"
 	"cucriu/internal/kit/failpoint"
 	"cucriu/internal/migrate/commit"
 	"cucriu/internal/migrate/wire"
@@ -206,7 +207,7 @@ const (
 	settlePatience = time.Minute
 	// answerPatience is how long it may take to do what it was told: to let a tree run, or resume a
 	// long job.
-	answerPatience, resumePatience = 10 * time.Minute, startPatience + time.Minute
+	answerPatience, resumePatience = 10 * time.Minute, jobs.StartPatience + time.Minute
 )
 
 // deliver tells the destination a decision, over the connection that there is or, if that is lost,

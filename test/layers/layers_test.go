@@ -8,6 +8,8 @@
 //	internal/core      one dump or restore
 //	internal/kit, cudackpt, criuutil         the tools
 //
+// What internal/migrate knows of internal/jobs is in files of that folder whose names begin with "mov".
+//
 // Inside a floor, Go itself allows no cycles. Tests, and what helps them, may import anything.
 package layers
 
@@ -19,6 +21,7 @@ import (
 	"go/parser"
 	"go/token"
 	"io"
+	"iter"
 	"os/exec"
 	"path/filepath"
 	"slices"
@@ -123,6 +126,97 @@ func TestImportsStayWithinTheirFloors(t *testing.T) {
 	}
 }
 
+// TestMovesKnowLongJobsByASmallInterface: internal/migrate imports no other package of long jobs, and of that one names
+// only what is meant for it.
+func TestMovesKnowLongJobsByASmallInterface(t *testing.T) {
+	const ofJobs = "cucriu/internal/jobs"
+	named, offered := make(map[string]token.Position), make(map[string]bool)
+	for _, p := range packages(t) {
+		switch floorOf(strings.TrimPrefix(p.ImportPath, "cucriu/")) {
+		case migrate:
+			for _, imported := range p.Imports {
+				if strings.HasPrefix(imported, ofJobs+"/") {
+					t.Errorf("%s imports %s", p.ImportPath, imported)
+				}
+			}
+			for file, position := range parsed(t, p) {
+				ast.Inspect(file, func(n ast.Node) bool {
+					if s, is := n.(*ast.SelectorExpr); is && isNamed(s.X, "jobs") {
+						named[s.Sel.Name] = position(s.Pos())
+					}
+					return true
+				})
+			}
+		case jobs:
+			if p.ImportPath != ofJobs {
+				continue
+			}
+			for file, position := range parsed(t, p) {
+				if !strings.HasPrefix(filepath.Base(position(file.Pos()).Filename), "mov") {
+					continue
+				}
+				for _, declared := range file.Decls {
+					for _, name := range namesOf(declared) {
+						offered[name] = true
+					}
+				}
+			}
+		}
+	}
+	if len(named) == 0 || len(offered) == 0 {
+		t.Fatal(named, offered)
+	}
+	for name, where := range named {
+		if !offered[name] {
+			t.Errorf("%v: names jobs.%s, which is not meant for moves", where, name)
+		}
+	}
+}
+
+// namesOf returns the names that a declaration of a package declares.
+func namesOf(declared ast.Decl) (names []string) {
+	switch declared := declared.(type) {
+	case *ast.FuncDecl:
+		if declared.Recv == nil {
+			names = append(names, declared.Name.Name)
+		}
+	case *ast.GenDecl:
+		for _, spec := range declared.Specs {
+			switch spec := spec.(type) {
+			case *ast.TypeSpec:
+				names = append(names, spec.Name.Name)
+			case *ast.ValueSpec:
+				for _, name := range spec.Names {
+					names = append(names, name.Name)
+				}
+			}
+		}
+	}
+	return names
+}
+
+func isNamed(x ast.Expr, name string) bool {
+	of, is := x.(*ast.Ident)
+	return is && of.Name == name
+}
+
+// parsed yields the files of a package.
+func parsed(t *testing.T, p goPackage) iter.Seq2[*ast.File, func(token.Pos) token.Position] {
+	t.Helper()
+	return func(yield func(*ast.File, func(token.Pos) token.Position) bool) {
+		for _, name := range p.GoFiles {
+			files := token.NewFileSet()
+			file, err := parser.ParseFile(files, filepath.Join(p.Dir, name), nil, 0)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if !yield(file, files.Position) {
+				return
+			}
+		}
+	}
+}
+
 // TestCUDAAndCRIUDoNotKnowEachOther: each half can be used without the other.
 func TestCUDAAndCRIUDoNotKnowEachOther(t *testing.T) {
 	for _, p := range packages(t) {
@@ -142,14 +236,9 @@ func TestTheDoorShowsNoInternalTypes(t *testing.T) {
 		if name := strings.TrimPrefix(p.ImportPath, "cucriu/"); floorOf(name) != door && floorOf(name) != shown {
 			continue
 		}
-		for _, name := range p.GoFiles {
-			files := token.NewFileSet()
-			file, err := parser.ParseFile(files, filepath.Join(p.Dir, name), nil, 0)
-			if err != nil {
-				t.Fatal(err)
-			}
+		for file, position := range parsed(t, p) {
 			for _, where := range internalTypes(file) {
-				t.Errorf("%v: shows a type of an internal package", files.Position(where))
+				t.Errorf("%v: shows a type of an internal package", position(where))
 			}
 		}
 	}
