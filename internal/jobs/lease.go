@@ -133,21 +133,15 @@ func (s *lease) lock(ctx context.Context, folder string) error {
 		if err := os.MkdirAll(folder, 0o700); err != nil {
 			return fmt.Errorf("run directory: %w", err)
 		}
-		locked, err := lock.TryLock()
+		locked, err := store.TryLock(lock)
 		if errors.Is(err, fs.ErrNotExist) && time.Since(begin) < claimPatience { // cucriu jobs rm has just removed the folder
 			continue
 		}
 		if err != nil {
 			return fmt.Errorf("run directory: %w", err)
 		}
-		if locked && store.IsCurrent(lock) {
+		if locked {
 			return nil
-		}
-		if locked { // the same
-			if err := lock.Close(); err != nil {
-				return fmt.Errorf("run directory: %w", err)
-			}
-			continue
 		}
 		l, err := readLocal(folder)
 		switch {

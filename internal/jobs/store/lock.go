@@ -75,18 +75,12 @@ const lockPatience, lockPause = 5 * time.Second, 20 * time.Millisecond
 func (s *Store) takeLock(self Owner, start twice.Start) (*flock.Flock, error) {
 	lock := newLock(s.path(lockName))
 	for begin := time.Now(); ; time.Sleep(lockPause) {
-		locked, err := lock.TryLock()
+		locked, err := TryLock(lock)
 		if err != nil {
 			return nil, fmt.Errorf("lock it: %w", err)
 		}
 		if locked {
-			if IsCurrent(lock) {
-				return lock, nil
-			}
-			if err := lock.Close(); err != nil { // the file was replaced meanwhile
-				return nil, err
-			}
-			continue
+			return lock, nil
 		}
 		owner, err := readOwner(s.dir)
 		who := twice.Busy
@@ -114,8 +108,21 @@ func newLock(path string) *flock.Flock {
 	return flock.New(path, flock.SetFlag(os.O_CREATE|os.O_RDWR|unix.O_NOFOLLOW))
 }
 
-// IsCurrent reports whether the locked file is still the one with the name.
-func IsCurrent(lock *flock.Flock) bool {
+// TryLock locks a file that others replace or remove: what is locked is the one with the name.
+func TryLock(lock *flock.Flock) (bool, error) {
+	for {
+		locked, err := lock.TryLock()
+		if err != nil || !locked || isCurrent(lock) {
+			return locked, err
+		}
+		if err := lock.Close(); err != nil {
+			return false, err
+		}
+	}
+}
+
+// isCurrent reports whether the locked file is still the one with the name.
+func isCurrent(lock *flock.Flock) bool {
 	held, err := lock.Stat()
 	if err != nil {
 		return false
@@ -142,8 +149,8 @@ func (s *Store) breakLock() (*flock.Flock, error) {
 		return nil, fmt.Errorf("break the lock: %w", err)
 	}
 	lock := newLock(path)
-	locked, err := lock.TryLock()
-	if err == nil && (!locked || !IsCurrent(lock)) {
+	locked, err := TryLock(lock)
+	if err == nil && !locked {
 		err = fmt.Errorf("%w: another program is taking it over", ErrBusy)
 	}
 	if err != nil {

@@ -173,15 +173,15 @@ func TestAnOwnerThatWasRobbedChangesNothing(t *testing.T) {
 func TestALockThatWasReplacedDoesNotCount(t *testing.T) {
 	dir := filepath.Join(t.TempDir(), "job")
 	s := openStore(t, dir)
-	if !IsCurrent(s.lock) {
+	if !isCurrent(s.lock) {
 		t.Error("the lock that was just taken does not count")
 	}
 	must(t, os.Rename(s.path(lockName), s.path("away")))
-	if IsCurrent(s.lock) {
+	if isCurrent(s.lock) {
 		t.Error("a lock without a name counts")
 	}
 	must(t, os.WriteFile(s.path(lockName), nil, 0o600))
-	if IsCurrent(s.lock) {
+	if isCurrent(s.lock) {
 		t.Error("a lock counts whose name another file has")
 	}
 }
