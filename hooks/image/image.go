@@ -13,12 +13,8 @@ import (
 // nothing: it may be in a read-only file system, and any number of programs may have it open. What must not run twice
 // is a job, of which an image knows nothing.
 type Image struct {
-	of     *imagedir.Image
-	sealed *seal // nil if the checksums are in the image
-}
-
-// seal is what a record of somebody else says of an image.
-type seal struct {
+	of *imagedir.Image
+	// Of a checkpoint of a long job, whose record has the checksums. check is nil for any other.
 	digest string
 	check  func(ctx context.Context, workers int, read func(bytes int)) error
 }
@@ -30,20 +26,20 @@ func Open(dir string) *Image { return &Image{of: imagedir.Open(dir)} }
 // OpenCheckpoint opens the image of a checkpoint of a long job, which has a record beside it with the checksums of all
 // files. digest is that of the record, and check compares the files: without workers, as far as that is quick.
 func OpenCheckpoint(dir, digest string, check func(ctx context.Context, workers int, read func(bytes int)) error) *Image {
-	return &Image{imagedir.Open(dir), &seal{digest, check}}
+	return &Image{imagedir.Open(dir), digest, check}
 }
 
 // Dir is where the image is.
 func (i *Image) Dir() string { return i.of.Dir }
 
 // IsCheckpoint reports whether the image is a checkpoint of a long job.
-func (i *Image) IsCheckpoint() bool { return i.sealed != nil }
+func (i *Image) IsCheckpoint() bool { return i.check != nil }
 
 // Digest is by what the image is known, wherever a copy of it lies: that of the list of its checksums. It is "" if
 // there is none, because criu or an early version of cucriu has made the image, or if the list is damaged.
 func (i *Image) Digest() string {
-	if i.sealed != nil {
-		return i.sealed.digest
+	if i.check != nil {
+		return i.digest
 	}
 	sums, _ := i.of.Sums() // whoever reads the image says what is wrong with it
 	return imagedir.Digest(sums)
@@ -74,8 +70,8 @@ func (i *Image) Namespaces() (Namespaces, error) {
 
 // Check compares the files of the image with their checksums, except the GPU state, which a restore itself compares.
 func (i *Image) Check(ctx context.Context) error {
-	if i.sealed != nil {
-		return i.sealed.check(ctx, 0, func(int) {})
+	if i.check != nil {
+		return i.check(ctx, 0, func(int) {})
 	}
 	return i.of.CheckSums(ctx)
 }

@@ -21,8 +21,8 @@ import (
 // them first, their pages must be there, and the rest is read, because its disk may have lost it. Verify
 // calls read with how many bytes it has just read, from several goroutines.
 func (i *Image) Verify(ctx context.Context, workers int, read func(bytes int)) (summed bool, err error) {
-	if i.sealed != nil {
-		return true, i.sealed.check(ctx, max(workers, 1), read)
+	if i.check != nil {
+		return true, i.check(ctx, max(workers, 1), read)
 	}
 	dir := i.of.Dir
 	_, missing := os.Lstat(filepath.Join(dir, imagedir.SumsName))

@@ -112,10 +112,12 @@ func dump(ctx context.Context, hook *hooks.Hook, pid int, dir string) error {
 }
 
 func show(dir string) error {
-	m, err := image.Open(dir).Manifest()
+	img := image.Open(dir)
+	m, err := img.Manifest()
 	if err != nil {
 		return err
 	}
+	fmt.Println("image", img.ID())
 	for _, p := range m.Processes {
 		fmt.Printf("process %d (%s), with driver %s, saw %d GPUs\n", p.PID, p.Name, m.DriverVersion, len(p.GPUs))
 	}

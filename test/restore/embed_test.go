@@ -55,6 +55,7 @@ func TestAnEmbedderMapsGPUsAndGetsRefusalsAsValues(t *testing.T) {
 		embed(0, "dumped: ", "dump", job.Root(), images)
 		testenv.Eventually(t, testenv.Soon, "the job is reaped", job.Gone)
 		embed(0, "saw 2 GPUs", "show", images)
+		embed(0, "image sha256:", "show", images)
 		embed(refused, "refused: gpu-map: ", "restore", images, "0=7")
 		embed(refused, "remedy: ", "restore", images, "0=7")
 		embed(0, gpus[0]+" -> "+gpus[1]+": rule", "restore", images, "0=1")
