@@ -253,6 +253,9 @@ func criuFlag(cmd *cobra.Command, to *string, what string) {
 // forceFlag adds the option that overrides findings.
 func forceFlag(cmd *cobra.Command, to *[]string) {
 	cmd.Flags().Var(&value{kind: "stringArray", set: func(text string) error {
+		if text == "nccl-ipc" { // an earlier version's name for it where NCCL is used
+			text = preflight.FindingSharing
+		}
 		*to = append(*to, text)
 		return preflight.CheckForce(*to)
 	}}, "force", "override a finding that would refuse the operation, by its name (see cucriu check); may be repeated")

@@ -49,7 +49,6 @@ const (
 	FindingOtherUser          = "other-user"
 	FindingNamespace          = "namespace"
 	FindingUnrestorable       = "unrestorable"
-	FindingNCCL               = "nccl-ipc"
 	FindingSharing            = "shared-gpu-memory"
 	FindingPeerMemory         = "peer-memory"
 	FindingHostNUMA           = "host-numa-memory"
@@ -137,7 +136,6 @@ var topics = []Topic{
 		{FindingForkedChild, informs, "children of a CUDA process hold its devices: [more](#forked-child)", "nothing needs to be done: a dump removes them from the child", forced},
 		{FindingNVIDIADevice, refuses, "a process holds NVIDIA devices, but no CUDA state that could be saved: [more](#nvidia-device)", "end it, or let it close the devices, before the dump", forced},
 		{FindingSharing, refuses, "processes share device memory, which the driver never restores: [more](#shared-gpu-memory)", "start the job with cucriu run --dir, whose library puts shared memory up again; or let the processes close what they have imported before the dump (cuIpcCloseMemHandle, cuMemRelease; in PyTorch, send tensors through the host); if it is NCCL's, start the job with NCCL_P2P_DISABLE=1 and NCCL_SHM_DISABLE=1 in its environment", forced},
-		{FindingNCCL, refuses, "NCCL may share device memory: [more](#nccl-ipc)", "start the job with NCCL_P2P_DISABLE=1 and NCCL_SHM_DISABLE=1 in its environment; override this if its processes share no device memory, or if the program itself or an nccl.conf sets both", forced},
 		{FindingPeerMemory, refuses, "one GPU accesses a large allocation or a pool on another: [more](#peer-memory)", "`expandable_segments:True`, or one GPU for each process", forced},
 		{FindingHostNUMA, refuses, "a process has driver memory on a NUMA node of the host (`CU_MEM_LOCATION_TYPE_HOST_NUMA`), which the driver never restores. Found with driver 580.159.04, for processes on one GPU", "run the job without it, for example with pinned host memory", forced},
 		{

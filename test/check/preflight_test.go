@@ -213,60 +213,6 @@ func TestADiskThatIsTooSmallIsRefused(t *testing.T) {
 	})
 }
 
-// ncclJob starts a job of two processes that look like ranks.
-func ncclJob(t *testing.T, host *testenv.Host, environment ...string) *testenv.Job {
-	t.Helper()
-	stub := testenv.Artefact(t, "make workload", "build", "workload", "libnccl.so.2")
-	return host.StartUnder(slices.Concat([]string{"/usr/bin/env", "LD_PRELOAD=" + stub}, environment), 2, "--procs", "2")
-}
-
-func TestNCCLThatSharesMemoryIsRefused(t *testing.T) {
-	testenv.Simulated(t, func(t *testing.T) {
-		host := testenv.NewHost(t, 1)
-		host.SilenceKernelModule() // else it tells who shares memory
-		job := ncclJob(t, host, "NCCL_P2P_DISABLE=1", "NCCL_SHM_DISABLE=0")
-		testenv.Refused(t, host, job, preflight.FindingNCCL, t.TempDir())
-
-		findings := testenv.Check(t, host, "-t", job.Root(), "--force", preflight.FindingNCCL)
-		if !slices.ContainsFunc(findings, func(f preflight.Finding) bool { return f.Name == preflight.FindingNCCL && f.Forced }) {
-			t.Fatalf("forced, and the finding is gone: %+v", findings)
-		}
-		// Only one rank is dumped, so the other one is outside.
-		rank := strconv.Itoa(job.MustStatus(0).PID)
-		warnings := testenv.Check(t, host, "-t", rank).Of(preflight.SeverityWarning)
-		if !slices.ContainsFunc(warnings, func(f preflight.Finding) bool {
-			return f.Name == preflight.FindingNCCL && strings.Contains(f.Message, "outside")
-		}) {
-			t.Fatalf("no warning of the rank outside: %+v", warnings)
-		}
-
-		images := testenv.NewImages(t)
-		out := testenv.Exits(t, host, 3, "dump", "-t", job.Root(), "-D", images)
-		if !strings.Contains(out, "refused, nothing was touched: nccl-ipc") {
-			t.Errorf("cucriu dump does not say why:\n%s", out)
-		}
-		testenv.NotDumped(t, job, images)
-		testenv.Exits(t, host, testenv.StatusUsage, "dump", "-t", job.Root(), "-D", images, "--force", preflight.FindingTraced)
-		testenv.Exits(t, host, 0, "dump", "-t", job.Root(), "-D", images, "--force", preflight.FindingNCCL)
-		testenv.WholeImage(t, images)
-		testenv.Eventually(t, testenv.Soon, "the job is reaped", job.Gone)
-		host.Restore(images)
-		job.Runs()
-	})
-}
-
-func TestNCCLOverSocketsIsDumped(t *testing.T) {
-	testenv.Simulated(t, func(t *testing.T) {
-		host := testenv.NewHost(t, 1)
-		job := ncclJob(t, host, "NCCL_P2P_DISABLE=1", "NCCL_SHM_DISABLE=1")
-		if errs := testenv.Check(t, host, "-t", job.Root()).Of(preflight.SeverityError); len(errs) > 0 {
-			t.Fatalf("found %+v", errs)
-		}
-		host.Restore(host.Dump(job))
-		job.Runs()
-	})
-}
-
 func TestALibraryThatWasNeverUsedNeedsNoDriver(t *testing.T) {
 	testenv.Parallel(t)
 	for _, driver := range []string{"old", "missing"} {

@@ -112,12 +112,12 @@ func TestSharingThatBeginsDuringADumpIsRefused(t *testing.T) {
 	}
 }
 
-// They map NCCL's library, as every process of PyTorch does, and nothing says that its
-// transports are off.
+// They map NCCL's library, as every process of PyTorch does.
 func TestProcessesThatShareNothingAreDumped(t *testing.T) {
 	testenv.Isolated(t, func(t *testing.T) {
 		host := testenv.NewHost(t, 2)
-		job := ncclJob(t, host)
+		stub := testenv.Artefact(t, "make workload", "build", "workload", "libnccl.so.2")
+		job := host.StartUnder([]string{"/usr/bin/env", "LD_PRELOAD=" + stub}, 2, "--procs", "2")
 		other := host.Start(2, "--ipc") // the memory of others is no matter of theirs
 		if errs := testenv.Check(t, host, "-t", job.Root()).Of(preflight.SeverityError); len(errs) > 0 {
 			t.Fatalf("found %+v", errs)
@@ -139,6 +139,21 @@ func TestSharingThatCannotBeToldIsRefused(t *testing.T) {
 		}
 		testenv.Refused(t, host, pair, preflight.FindingSharing, t.TempDir())
 		images := testenv.NewImages(t)
+		out := testenv.Exits(t, host, 3, "dump", "-t", pair.Root(), "-D", images)
+		if !strings.Contains(out, "refused, nothing was touched: shared-gpu-memory") {
+			t.Errorf("cucriu dump does not say why:\n%s", out)
+		}
+		testenv.NotDumped(t, pair, images)
+		for _, name := range []string{preflight.FindingSharing, "nccl-ipc"} { // which earlier versions called it, too
+			findings := testenv.Check(t, host, "-t", pair.Root(), "--force", name)
+			if !slices.ContainsFunc(findings, func(f preflight.Finding) bool {
+				return f.Name == preflight.FindingSharing && f.Forced
+			}) {
+				t.Errorf("forced as %s, and the finding is gone: %+v", name, findings)
+			}
+		}
+		testenv.Exits(t, host, testenv.StatusUsage, "dump", "-t", pair.Root(), "-D", images,
+			"--force", preflight.FindingTraced)
 		testenv.Exits(t, host, 0, "dump", "-t", pair.Root(), "-D", images, "--force", preflight.FindingSharing)
 		testenv.Eventually(t, testenv.Soon, "the job is reaped", pair.Gone)
 		host.Restore(images)

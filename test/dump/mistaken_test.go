@@ -54,15 +54,14 @@ func TestDevicesAreNotTakenIfNVMLTellsNothing(t *testing.T) {
 	})
 }
 
-// A rank without a context at the inspection gets one, and shares it, before it is locked.
-func TestNCCLThatComesAfterTheInspectionIsRefused(t *testing.T) {
+// A process without a context at the inspection gets one before it is locked, and may share it.
+func TestAContextThatComesAfterTheInspectionIsRefused(t *testing.T) {
 	testenv.Simulated(t, func(t *testing.T) {
 		host := testenv.NewHost(t, 1)
 		host.SilenceKernelModule() // else it tells who shares memory
-		stub := testenv.Artefact(t, "make workload", "build", "workload", "libnccl.so.2")
 		late := t.TempDir()
 		job := host.StartUnder([]string{
-			"/usr/bin/env", "LD_PRELOAD=" + stub, "/bin/sh", "-c",
+			"/bin/sh", "-c",
 			strings.ReplaceAll(`"$@" & "$1" --dir LATE --context-later & wait`, "LATE", late), "sh",
 		}, 1)
 		driver := host.Driver()
@@ -76,7 +75,7 @@ func TestNCCLThatComesAfterTheInspectionIsRefused(t *testing.T) {
 		host.UseFailpoint("dump.lock=run " + testenv.Script(t, "cd "+late+" && touch context && until [ -s status ]; do sleep 0.05; done"))
 		images := testenv.NewImages(t)
 		out, err := host.Cucriu("dump", "-t", job.Root(), "-D", images)
-		if err == nil || !strings.Contains(out, preflight.FindingNCCL) {
+		if err == nil || !strings.Contains(out, preflight.FindingSharing) {
 			t.Fatalf("cucriu dump: %v\n%s", err, out)
 		}
 		job.Runs()

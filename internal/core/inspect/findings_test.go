@@ -47,44 +47,28 @@ func TestACancelledInspectionFindsNothing(t *testing.T) {
 	}
 }
 
-func TestUnknownFindings(t *testing.T) {
-	evidence := []string{"libnccl.so.2"}
-	plain := func(pid int) ncclUse { return ncclUse{of: &Process{Ident: proc.Ident{PID: pid}}} }
-	sharing := func(pid int) ncclUse { return ncclUse{of: plain(pid).of, evidence: evidence} }
-	harmless := func(pid int) ncclUse { return ncclUse{of: plain(pid).of, evidence: evidence, harmless: true} }
+func TestUnknownSharing(t *testing.T) {
+	holds, none := map[cudackpt.UUID]uint64{{1}: 1 << 20}, map[cudackpt.UUID]uint64{}
 	for _, test := range []struct {
-		name string
-		uses []ncclUse
-		want string
+		name   string
+		listed []map[cudackpt.UUID]uint64
+		want   string
 	}{
 		{"nobody", nil, ""},
-		{"one", []ncclUse{plain(1)}, ""},
-		{"two", []ncclUse{plain(1), plain(2)}, "shared-gpu-memory=error"},
-		{"two ranks", []ncclUse{sharing(1), sharing(2)}, "nccl-ipc=error"},
-		{"one of two has it switched off", []ncclUse{harmless(1), sharing(2)}, "nccl-ipc=error"},
-		{"both have it switched off", []ncclUse{harmless(1), harmless(2)}, "shared-gpu-memory=error"},
-		{"one of two uses NCCL", []ncclUse{plain(1), sharing(2)}, "shared-gpu-memory=error"},
-		{"a rank alone in its tree", []ncclUse{sharing(1)}, "nccl-ipc=warning"},
-		{"a rank alone that has it switched off", []ncclUse{harmless(1)}, ""},
+		{"one", []map[cudackpt.UUID]uint64{holds}, ""},
+		{"two", []map[cudackpt.UUID]uint64{holds, holds}, "shared-gpu-memory=error"},
+		{"two of which nothing is known", []map[cudackpt.UUID]uint64{nil, nil}, "shared-gpu-memory=error"},
+		{"one beside a worker without a context", []map[cudackpt.UUID]uint64{holds, none}, ""},
 	} {
 		t.Run(test.name, func(t *testing.T) {
-			if got := severities(unknownFindings(test.uses, errors.New("silent"))); got != test.want {
+			var processes []Process
+			for i, listed := range test.listed {
+				processes = append(processes, Process{Ident: proc.Ident{PID: i + 1}, Listed: listed})
+			}
+			if got := severities(unknownSharing(processes, errors.New("silent"))); got != test.want {
 				t.Errorf("%q, want %q", got, test.want)
 			}
 		})
-	}
-	for environment, want := range map[string]bool{
-		"NCCL_P2P_DISABLE=1 NCCL_SHM_DISABLE=1":                    true,
-		"NCCL_P2P_DISABLE=1":                                       false,
-		"NCCL_P2P_DISABLE=1 NCCL_SHM_DISABLE=0":                    false,
-		"NCCL_P2P_DISABLE=1 NCCL_SHM_DISABLE=":                     false,
-		"NCCL_P2P_DISABLE=1 NCCL_SHM_DISABLE=yes":                  false,
-		"NCCL_P2P_DISABLE=2 NCCL_SHM_DISABLE=0x1":                  true,
-		"NCCL_P2P_DISABLE=1 NCCL_SHM_DISABLE=0 NCCL_SHM_DISABLE=1": false,
-	} {
-		if got := ncclIsHarmless(strings.Fields(environment)); got != want {
-			t.Errorf("%s: harmless %v, want %v", environment, got, want)
-		}
 	}
 }
 

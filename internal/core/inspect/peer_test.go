@@ -107,19 +107,6 @@ func TestHoldingFindings(t *testing.T) {
 	}
 }
 
-// FuzzEnvironment: a process writes there what it likes.
-func FuzzEnvironment(f *testing.F) {
-	f.Add("NCCL_P2P_DISABLE=0x1\x00NCCL_SHM_DISABLE=1")
-	f.Add("NCCL_SHM_DISABLE=\x00=\x00\xff\x1b[31m=,:,:")
-	f.Add("")
-	f.Fuzz(func(t *testing.T, text string) {
-		environment := strings.Split(text, "\x00")
-		if ncclIsHarmless(environment) && !strings.Contains(text, "NCCL_SHM_DISABLE=") {
-			t.Errorf("%q switches nothing off", text)
-		}
-	})
-}
-
 // TestWhatIsBelievedOfAnotherDriver: what its module shows, and not that it shows nothing.
 func TestWhatIsBelievedOfAnotherDriver(t *testing.T) {
 	const gib = 1 << 30

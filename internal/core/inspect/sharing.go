@@ -1,13 +1,8 @@
 package inspect
 
 import (
-	"errors"
 	"fmt"
-	"path/filepath"
-	"regexp"
 	"slices"
-	"strconv"
-	"strings"
 
 	"golang.org/x/sys/unix"
 
@@ -116,8 +111,7 @@ func (s *snapshot) lossFindings(kernel kernelAnswer, processes []Process, served
 	if kernel.unknown == nil {
 		return findings, nil
 	}
-	unknown, err := s.unknownSharing(processes, kernel.unknown)
-	return append(findings, unknown...), err
+	return append(findings, unknownSharing(processes, kernel.unknown)...), nil
 }
 
 func sharingFinding(processes []Process, share nvrm.Share, served bool) preflight.Finding {
@@ -154,55 +148,23 @@ func partner(processes []Process, pid int) string {
 	return name
 }
 
-// unknownSharing judges processes of which it cannot be told whether they share memory. A process
-// without GPU memory shares none: torch.compile, for one, starts workers that load everything and
-// never create a context.
-func (s *snapshot) unknownSharing(processes []Process, why error) (preflight.Findings, error) {
-	var having []ncclUse
+// unknownSharing refuses several processes with GPU memory of which it cannot be told whether they share it. A process
+// without GPU memory shares none: torch.compile, for one, starts workers that load everything and never create a
+// context.
+func unknownSharing(processes []Process, why error) preflight.Findings {
+	var having []*Process
 	for i := range processes {
-		if holdsNothing(processes, i) {
-			continue
-		}
-		use := ncclUse{of: &processes[i]}
-		p, err := s.Process(processes[i].PID)
-		if err != nil && !errors.Is(err, proc.ErrGone) {
-			return nil, err
-		}
-		if err == nil {
-			use.lookFor(p)
-		}
-		having = append(having, use)
-	}
-	return unknownFindings(having, why), nil
-}
-
-// unknownFindings refuses several processes with GPU memory, and warns of one that uses NCCL. NCCL's
-// P2P and SHM transports share memory between the processes of a communicator, so a job that uses
-// it is told what to do about these.
-func unknownFindings(having []ncclUse, why error) preflight.Findings {
-	var users, sharers []ncclUse
-	for _, use := range having {
-		if len(use.evidence) > 0 {
-			users = append(users, use)
-		}
-		if len(use.evidence) > 0 && !use.harmless {
-			sharers = append(sharers, use)
+		if !holdsNothing(processes, i) {
+			having = append(having, &processes[i])
 		}
 	}
-	cause := fmt.Sprintf(", which the driver would checkpoint and could never restore; whether it does could not be determined: %v", why)
-	var f preflight.Finding
-	switch {
-	case len(sharers) > 0 && len(users) > 1:
-		f = sharers[0].of.about(preflight.New(preflight.FindingNCCL, sharers[0].how()+", and so "+others(users, sharers[0].of)+" of its tree, with transports that may share device memory between processes"+cause, ""))
-	case len(having) > 1:
-		f = having[0].of.about(preflight.New(preflight.FindingSharing, "may share device memory with "+processName(having[1].of.PID)+cause,
-			"override this if they share none"))
-	case len(sharers) > 0:
-		f = sharers[0].of.about(preflight.Warning(preflight.FindingNCCL, sharers[0].how()+", and may share device memory with processes outside the tree"+cause, ""))
-	default:
+	if len(having) < 2 {
 		return nil
 	}
-	return preflight.Findings{f}
+	return preflight.Findings{having[0].about(preflight.New(preflight.FindingSharing,
+		fmt.Sprintf("may share device memory with %s, which the driver would checkpoint and could never restore; "+
+			"whether it does could not be determined: %v", processName(having[1].PID), why),
+		"override this if they share none"))}
 }
 
 // holdsNothing reports whether a process certainly holds no GPU memory: NVML does not list it,
@@ -210,75 +172,6 @@ func unknownFindings(having []ncclUse, why error) preflight.Findings {
 func holdsNothing(processes []Process, i int) bool {
 	seesOthers := slices.ContainsFunc(processes, func(p Process) bool { return len(p.Listed) > 0 })
 	return seesOthers && processes[i].Listed != nil && len(processes[i].Listed) == 0
-}
-
-// ncclUse is what /proc shows about NCCL in a CUDA process.
-type ncclUse struct {
-	of *Process
-	// evidence is what shows that the process uses NCCL, or could: the mapped library, shared
-	// memory of a communicator, or threads of PyTorch. Empty if it does not.
-	evidence []string
-	// harmless says that the process was started with those transports switched off that share
-	// device memory. Variables that the program has set in itself or that are in an nccl.conf
-	// cannot be seen; for these the user must override the finding.
-	harmless bool
-}
-
-func (u ncclUse) how() string { return "uses NCCL (" + strings.Join(u.evidence, ", ") + ")" }
-
-// others names all users of NCCL except one.
-func others(users []ncclUse, but *Process) string {
-	var pids []string
-	for _, u := range users {
-		if u.of != but {
-			pids = append(pids, strconv.Itoa(u.of.PID))
-		}
-	}
-	if len(pids) > 8 {
-		pids = append(pids[:8], "…")
-	}
-	if len(pids) == 1 {
-		return "does process " + pids[0]
-	}
-	return "do processes " + strings.Join(pids, ", ")
-}
-
-// ncclFile is NCCL's library, or its shared memory.
-var ncclFile = regexp.MustCompile(`/libnccl\.so[^/]*$|/dev/shm/nccl-[^/]*$`)
-
-// lookFor looks for NCCL in the process. PyTorch maps NCCL's library in every process.
-func (u *ncclUse) lookFor(p *inventory.Process) {
-	files := p.MappedMatching(ncclFile)
-	for _, f := range p.Open() {
-		if name := f.Name(); ncclFile.MatchString(name) && !slices.Contains(files, name) {
-			files = append(files, name)
-		}
-	}
-	for _, file := range files {
-		u.evidence = append(u.evidence, filepath.Base(file))
-	}
-	for _, tid := range p.Threads() {
-		// The threads of a ProcessGroupNCCL: pt_nccl_watchdg, pt_nccl_heartbt.
-		if comm := readText("/proc/%d/task/%d/comm", p.PID, tid); strings.HasPrefix(comm, "pt_nccl") {
-			u.evidence = append(u.evidence, "thread "+strings.TrimSpace(comm))
-		}
-	}
-	const most = 3 // a communicator has many segments
-	if more := len(u.evidence) - most; more > 0 {
-		u.evidence = append(u.evidence[:most], fmt.Sprintf("and %d more", more))
-	}
-	u.harmless = ncclIsHarmless(p.Environment())
-}
-
-// ncclIsHarmless reports whether an environment switches off both transports that share device
-// memory. For NCCL any number but 0 means on.
-func ncclIsHarmless(environment []string) bool {
-	isOn := func(name string) bool {
-		value, _ := getenv(environment, name)
-		number, err := strconv.ParseInt(value, 0, 64)
-		return err == nil && number != 0
-	}
-	return isOn("NCCL_P2P_DISABLE") && isOn("NCCL_SHM_DISABLE")
 }
 
 // Some objects in NVIDIA's resource manager decide whether a process can be restored, because a
