@@ -241,20 +241,22 @@ func (c *control) result(e event, over bool) (a Answer, err error) {
 		}
 		return a, e.err
 	}
-	stays := "keeps running"
+	what, stays := "was not stopped", "keeps running"
 	if held, _ := c.suspended(); len(held) > 0 {
 		stays = "stays suspended"
 	}
-	what := "was not stopped, and " + stays
+	if c.asked.Op == life.AskMove {
+		what, stays = "did not move", stays+" here"
+	}
 	switch {
 	case e.of == life.EndSandbox: // all of it is gone
 		return Answer{Message: sayCheckpoint(c.made), Checkpoint: c.made.Name}, errors.Join(c.lastErr, e.err)
 	case over: // its image is whole, and is not yet a checkpoint
 		return a, e.err
-	case c.asked.Op == life.AskMove:
-		what = "did not move, and " + stays + " here"
+	case e.of == life.Unpause: // the error says whether it is still paused
+		return a, fmt.Errorf("%s %s: %w", c.name, what, e.err)
 	}
-	return a, fmt.Errorf("%s %s: %w", c.name, what, e.err)
+	return a, fmt.Errorf("%s %s, and %s: %w", c.name, what, stays, e.err)
 }
 
 // refusal says why a request is not served.

@@ -411,6 +411,23 @@ func TestAPausedJobIsPreempted(t *testing.T) {
 	})
 }
 
+// TestAPausedJobWhoseGPUIsTakenStaysPaused if it is to stop, and that is what is said.
+func TestAPausedJobWhoseGPUIsTakenStaysPaused(t *testing.T) {
+	testenv.Simulated(t, func(t *testing.T) {
+		a := newAskedOn(t, testenv.NewHost(t, 1, "--mib-per-gpu", "64"), "")
+		a.cucriu(0, "train is paused", "jobs", "pause", "train")
+		other := a.Start(1, "--mib", "60")
+		const says = "train was not stopped: train could not be resumed, and is still paused: "
+		a.cucriu(3, says, "jobs", "stop", "train")
+		a.is("paused")
+		a.standsStill()
+		other.Kill()
+		testenv.Eventually(t, testenv.Soon, "the other is gone", other.Gone)
+		a.cucriu(0, "checkpoint 000002", "jobs", "stop", "train")
+		a.ends(85)
+	})
+}
+
 // TestAPauseThatFailsIsUndone: what was stopped goes on.
 func TestAPauseThatFailsIsUndone(t *testing.T) {
 	testenv.Simulated(t, func(t *testing.T) {
