@@ -21,6 +21,7 @@ import (
 	"cucriu/hooks/checkpoint"
 	"cucriu/internal/jobs"
 	"cucriu/internal/jobs/job"
+	"cucriu/internal/kit/fault"
 	"cucriu/internal/kit/logging"
 	"cucriu/internal/kit/pages"
 	"cucriu/internal/kit/proc"
@@ -260,6 +261,8 @@ func addLongFlags(cmd *cobra.Command, o *jobs.Options) (check func(args []string
 		isNew := err != nil
 		switch {
 		case len(args) > 0 || o.Adopt != 0:
+		case errors.Is(err, os.ErrNotExist) && errors.As(err, new(*fault.Explained)): // there are checkpoints
+			return runError{err}
 		case errors.Is(err, os.ErrNotExist) || errors.Is(err, unix.ENOTDIR):
 			return fmt.Errorf("%s contains no job yet: specify the command to run", o.Dir)
 		case err == nil:
