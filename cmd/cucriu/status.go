@@ -16,8 +16,10 @@ import (
 
 	"cucriu/hooks"
 	"cucriu/hooks/checkpoint"
+	"cucriu/hooks/image"
 	"cucriu/hooks/preflight"
 	"cucriu/internal/jobs"
+	"cucriu/internal/kit/fault"
 	"cucriu/internal/kit/imagedir"
 )
 
@@ -242,7 +244,12 @@ func (r statusReport) verdict(dir string) error {
 	case refusal.Last.After(since):
 		return preflight.AsRefusal(fmt.Errorf("the last %s was refused, %s: %s", refusal.Kind, refusal.Last.Local().Format(time.DateTime), refusal.Text))
 	case last.Session == "":
-		return preflight.AsRefusal(fmt.Errorf("no dump into %s or restore from it is known here: it was never started, or cancelled, or the job had no CUDA", dir))
+		meaning := fmt.Sprintf("no dump into %s or restore from it is known here", dir)
+		if _, err := image.Open(dir).Manifest(); err == nil {
+			const why = ", but it holds an image, which was moved or copied, or is older than the sessions known here"
+			return preflight.AsRefusal(fault.New(meaning+why, "cucriu verify "+dir+" says whether it is complete"))
+		}
+		return preflight.AsRefusal(errors.New(meaning + ": it was never started, or cancelled, or the job had no CUDA"))
 	case last.Outcome == "":
 		return fmt.Errorf("%s: %w: it is at step %s", last.Session, hooks.ErrNotBack, last.Step)
 	case succeeded:
