@@ -30,8 +30,8 @@ type CUDAProcess struct {
 	// unknown, or that the process is stopped.
 	State string `json:"state"`
 	Note  string `json:"note,omitempty"`
-	// Unhooked says that criu has restored the process without cucriu-hook, so that it never runs, or that another run
-	// directory knows what holds it. Note says what brings the job back.
+	// Unhooked says that criu has restored the process without cucriu-hook, or a restore that failed has left it, so that
+	// it never runs, or that another run directory knows what holds it. Note says what brings the job back.
 	Unhooked bool `json:"unhooked,omitempty"`
 	// GPUs are the GPUs that the process can see.
 	GPUs []cudackpt.GPU `json:"gpus"`

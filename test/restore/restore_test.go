@@ -48,6 +48,23 @@ func TestWithoutTheHookTheThreadsWait(t *testing.T) {
 		}
 		job.Kill()
 
+		// So it is if a restore has failed, and was to leave it.
+		host.Faults("restore return 999")
+		host.Setenv("CUCRIU_CONFIG", host.Config("version: 1\nrestore: {on_failure: leave}\n"))
+		if out, err := host.Cucriu("restore", "-D", images); err == nil {
+			t.Fatalf("a restore that fails succeeds:\n%s", out)
+		}
+		host.Faults()
+		host.Setenv("CUCRIU_CONFIG", host.Config("version: 1\n"))
+		says = fmt.Sprintf("process %d was restored from %s by a restore that failed (restore.on_failure: leave), "+
+			"and can never run: kill -9 %[1]d, then cucriu restore -D %[2]s", job.PID, images)
+		for _, args := range [][]string{{"recover"}, {"resume", "-p", job.Root()}, {"dump", "-t", job.Root(), "-D", images + "2"}} {
+			if out, _ := host.Cucriu(args...); !strings.Contains(out, says) {
+				t.Errorf("cucriu %v does not say %q:\n%s", args, says, out)
+			}
+		}
+		job.Kill()
+
 		// So it is if the dump left the job running.
 		if out, err := host.Cucriu("restore", "-D", images); err != nil {
 			t.Fatalf("%v\n%s", err, out)

@@ -16,8 +16,8 @@ import (
 )
 
 // Unhooked explains a process whose threads are parked, and that no session of this run directory holds: criu has
-// restored it without cucriu-hook, and nobody brings its GPU memory back, or another run directory knows it. It returns
-// nil for any other, such as one that somebody is at work on.
+// restored it without cucriu-hook, or a restore that failed has left it, and nobody brings its GPU memory back, or another
+// run directory knows it. It returns nil for any other, such as one that somebody is at work on.
 func Unhooked(runDir string, pid int) error {
 	status, err := proc.ReadStatus(pid)
 	if err != nil || status.TracerPID != 0 {
@@ -79,10 +79,13 @@ func unhooked(all []*journal.Session, id proc.Ident, name string) error {
 	for _, s := range slices.Backward(all) {
 		isMember := func(m journal.Member) bool { return m.PID == id.PID && m.Name == name } // another may have its pid
 		i := slices.IndexFunc(s.Members, isMember)
+		images := cmp.Or(s.PublishedDir, s.ImageDir)
+		if tree := leftWith(s, id); tree != nil {
+			return neverRuns(id, images, "by a restore that failed (restore.on_failure: leave)", tree)
+		}
 		if s.Kind != journal.KindDump || s.Criu.Elsewhere() || i < 0 {
 			continue
 		}
-		images := cmp.Or(s.PublishedDir, s.ImageDir)
 		_, err := os.Stat(filepath.Join(images, "inventory.img"))
 		if s.Members[i].Ident == id || s.Outcome != journal.OutcomeDumped && err != nil {
 			return nil // it is the one that the dump has left, or the dump has failed
@@ -93,9 +96,30 @@ func unhooked(all []*journal.Session, id proc.Ident, name string) error {
 				tree = all
 			}
 		}
-		return fault.New(fmt.Sprintf("process %d was restored from %s without cucriu-hook, and can never run", id.PID,
-			images),
-			fmt.Sprintf("kill -9 %s, then cucriu restore -D %s", strings.Trim(fmt.Sprint(tree), "[]"), images))
+		return neverRuns(id, images, "without cucriu-hook", tree)
 	}
 	return nil
+}
+
+// leftWith returns the processes that a failed restore has left stopped, as configured, if this is one of them.
+func leftWith(s *journal.Session, id proc.Ident) (tree []int) {
+	if s.Outcome != journal.OutcomeLeft {
+		return nil
+	}
+	processes, _ := OpenTree(&s.Record)
+	defer proc.CloseAll(processes)
+	isLeft := false
+	for _, p := range processes {
+		tree, isLeft = append(tree, p.PID), isLeft || p.Ident == id
+	}
+	if !isLeft {
+		return nil
+	}
+	return tree
+}
+
+// neverRuns says how a process was restored without its GPU memory, and that it and those with it make room.
+func neverRuns(id proc.Ident, images, how string, tree []int) error {
+	return fault.New(fmt.Sprintf("process %d was restored from %s %s, and can never run", id.PID, images, how),
+		fmt.Sprintf("kill -9 %s, then cucriu restore -D %s", strings.Trim(fmt.Sprint(tree), "[]"), images))
 }

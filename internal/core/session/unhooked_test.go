@@ -31,12 +31,20 @@ func TestARestoreWithoutTheHookIsExplained(t *testing.T) {
 	}
 	same := of(journal.KindDump, journal.OutcomeRunning)
 	same.PublishedDir, same.Members[0].StartTime = left.PublishedDir, 1
+	failed, before := of(journal.KindRestore, journal.OutcomeLeft), of(journal.KindRestore, journal.OutcomeLeft)
+	failed.PublishedDir, failed.Root, failed.Members = "", &self, nil
+	before.Root = &proc.Ident{PID: self.PID, StartTime: self.StartTime + 1, PIDNamespace: self.PIDNamespace}
+	if err := unhooked([]*journal.Session{dumped, failed}, self, "train"); err == nil ||
+		!strings.Contains(err.Error(), "restored from /partial by a restore that failed (restore.on_failure: leave), and") {
+		t.Errorf("one that a restore has left: %v", err)
+	}
 	for name, c := range map[string]struct {
 		all  []*journal.Session
 		name string
 		says string
 	}{
 		"a process of the dump":    {[]*journal.Session{dumped}, "train", "restored from /images without cucriu-hook, and can never run: kill -9 4194305, then cucriu restore -D /images"},
+		"left, ended and restored": {[]*journal.Session{dumped, before}, "train", "without cucriu-hook"},
 		"another that has its pid": {[]*journal.Session{dumped}, "bash", ""},
 		"dumped again, and failed": {[]*journal.Session{dumped, of(journal.KindDump, journal.OutcomeRunning)}, "train", ""},
 		"dumped, and left": {
