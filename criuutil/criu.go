@@ -17,9 +17,19 @@ import (
 	"cucriu/internal/kit/proc"
 )
 
+// Ident names one incarnation of a process on this boot of the host.
+type Ident struct {
+	PID          int
+	StartTime    uint64 // in clock ticks since the host booted, on its clock
+	PIDNamespace uint64 // the inode of the namespace in which the process has the pid; 0 if that is not known
+}
+
+func (id Ident) String() string { return proc.Ident(id).String() }
+
 // Criu is a running criu, as an action script sees it.
 type Criu struct {
-	*proc.Process
+	Ident
+	process *proc.Process
 	// Its options, read from its command line and its configuration files. Under RPC (criu
 	// swrk, criu service) criu gets its options over a socket, where they cannot be read.
 	LeaveStopped bool // -s
@@ -40,7 +50,7 @@ type Criu struct {
 	badScript, scriptFile string
 	// RootParent is the process that will be the parent of the restored root task. It is
 	// nil if criu itself will be.
-	RootParent *proc.Ident
+	RootParent *Ident
 }
 
 // imageDir matches CRTOOLS_IMAGE_DIR, which names one of criu's own descriptors.
@@ -81,14 +91,15 @@ func criuPID(imageDirVariable string) (int, error) {
 	return pid, nil
 }
 
-// IdentifyCriu is [CriuOf] for a program in an inner pid namespace (see [proc.IsInInnerPIDNamespace]).
+// IdentifyCriu is [CriuOf] for a program in an inner pid namespace.
 // Such a program cannot open criu, but it can tell which process criu is.
-func IdentifyCriu(imageDirVariable string) (proc.Ident, error) {
+func IdentifyCriu(imageDirVariable string) (Ident, error) {
 	pid, err := criuPID(imageDirVariable)
 	if err != nil {
-		return proc.Ident{}, err
+		return Ident{}, err
 	}
-	return proc.Identify(pid)
+	id, err := proc.Identify(pid)
+	return Ident(id), err
 }
 
 // OpenCriu opens a running criu and reads its options.
@@ -101,7 +112,7 @@ func OpenCriu(pid int) (*Criu, error) {
 	if err != nil {
 		return nil, errors.Join(err, process.Close())
 	}
-	criu := &Criu{Process: process}
+	criu := &Criu{Ident: Ident(process.Ident), process: process}
 	exe, _ := os.Readlink(filepath.Join("/proc", strconv.Itoa(pid), "exe"))
 	// An action script inherits criu's environment, and criu inherits that of its caller.
 	if err := criu.readOptions(exe, args, os.Getenv); err != nil {
@@ -109,6 +120,9 @@ func OpenCriu(pid int) (*Criu, error) {
 	}
 	return criu, nil
 }
+
+// Close lets go of the criu, which stays known by its [Ident].
+func (c *Criu) Close() error { return c.process.Close() }
 
 // Executable returns a path that runs criu's program, even if its file has been replaced
 // since.

@@ -21,7 +21,7 @@ func (c *Criu) ShareImageDir(dir string) (*os.File, error) {
 		if err != nil {
 			return nil, fmt.Errorf("CRTOOLS_IMAGE_DIR: %w", err)
 		}
-		return c.ShareDescriptor(fd)
+		return c.process.ShareDescriptor(fd)
 	}
 	wanted, err := os.Stat(dir)
 	if err != nil {
@@ -33,7 +33,7 @@ func (c *Criu) ShareImageDir(dir string) (*os.File, error) {
 	}
 	for fd := range open {
 		if info, err := os.Stat(fmt.Sprintf("/proc/%d/fd/%d", c.PID, fd)); err == nil && os.SameFile(info, wanted) {
-			return c.ShareDescriptor(fd)
+			return c.process.ShareDescriptor(fd)
 		}
 	}
 	return nil, fmt.Errorf("%v does not have %s open", c, dir)

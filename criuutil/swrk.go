@@ -25,9 +25,10 @@ import (
 // answers criu when a stage fails (instead of hanging up), accepts answers of any length,
 // and leaks no descriptor into other children.
 type Swrk struct {
-	*proc.Process
-	cmd  *exec.Cmd
-	conn *net.UnixConn
+	Ident
+	process *proc.Process
+	cmd     *exec.Cmd
+	conn    *net.UnixConn
 }
 
 // FirstInherited is the first descriptor that [StartSwrk] passes to criu.
@@ -85,7 +86,7 @@ func StartSwrk(path string, env []string, output *os.File, inherited ...*os.File
 		}
 		return nil, errors.Join(err, ended)
 	}
-	return &Swrk{Process: process, cmd: cmd, conn: conn.(*net.UnixConn)}, nil
+	return &Swrk{Ident(process.Ident), process, cmd, conn.(*net.UnixConn)}, nil
 }
 
 // Notify is called at each stage that criu announces. pid is the root task as criu's caller
@@ -103,7 +104,7 @@ func (s *Swrk) Do(ctx context.Context, kind rpc.CriuReqType, opts *rpc.CriuOpts,
 	opts.NotifyScripts = proto.Bool(true)
 	request := &rpc.CriuReq{Type: kind.Enum(), Opts: opts}
 	harmless := context.AfterFunc(ctx, func() { // with all that a wrapper of criu has started
-		_ = unix.Kill(-s.Process.PID, unix.SIGKILL)
+		_ = unix.Kill(-s.PID, unix.SIGKILL)
 		_ = s.conn.SetDeadline(time.Now())
 	})
 	defer harmless()
@@ -218,7 +219,7 @@ func (s *Swrk) exchange(request *rpc.CriuReq) (*rpc.CriuResp, error) {
 func (s *Swrk) Close() error {
 	s.conn.Close()
 	err := s.cmd.Wait()
-	s.Process.Close()
+	s.process.Close()
 	var exit *exec.ExitError
 	if errors.As(err, &exit) && exit.Exited() {
 		return nil // its exit status only repeats its answer

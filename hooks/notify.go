@@ -140,7 +140,7 @@ func (n *Notify) openCriu() (*criuutil.Criu, error) {
 	if err != nil {
 		return nil, err
 	}
-	if criu.Ident != *n.criu {
+	if proc.Ident(criu.Ident) != *n.criu {
 		return nil, errors.Join(fmt.Errorf("criu: %w", proc.ErrGone), criu.Close())
 	}
 	if err := criu.SetOptions(n.opts); err != nil {

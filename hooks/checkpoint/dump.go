@@ -156,7 +156,7 @@ func Dump(ctx context.Context, hook *hooks.Hook, dir string, options Options) (R
 		_, dumpErr = refused(dumpErr)
 	}
 	ended := time.Now()
-	s, err := watch.Finish(ctx, env, d.kind, d.criu.Ident, d.cause)
+	s, err := watch.Finish(ctx, env, d.kind, proc.Ident(d.criu.Ident), d.cause)
 	noteUnpublished(s, unpublished, d.cause)
 	needed = s != nil && s.Outcome == "" || s == nil && err != nil // also while another program holds the job
 	if s != nil && s.Outcome == journal.OutcomeRunning {

@@ -205,7 +205,7 @@ func start(env *session.Env, kind journal.Kind, options Options, imagesDir strin
 		d.criu.LibDir = empty
 	}
 	if options.RPC.GetRstSibling() {
-		d.criu.RootParent = &self
+		d.criu.RootParent = (*criuutil.Ident)(&self)
 	}
 	return d, nil
 }

@@ -16,6 +16,7 @@ import (
 	"cucriu/internal/core/watch"
 	"cucriu/internal/kit/failpoint"
 	"cucriu/internal/kit/imagedir"
+	"cucriu/internal/kit/proc"
 )
 
 // Restore has criu restore the image in dir, and returns once the job runs, or is held as the options
@@ -54,7 +55,7 @@ func Restore(ctx context.Context, hook *hooks.Hook, dir string, options Options)
 	default:
 		err = fmt.Errorf("%w; nothing of the job was restored, and the image is unchanged", err)
 	}
-	s, finishErr := watch.Finish(ctx, env, d.kind, d.criu.Ident, d.cause)
+	s, finishErr := watch.Finish(ctx, env, d.kind, proc.Ident(d.criu.Ident), d.cause)
 	if err = errors.Join(err, finishErr); err == nil && s != nil && s.Outcome != journal.OutcomeRunning && s.Outcome != journal.OutcomeStopped && !s.Held() {
 		// criu ignores what fails after its own part.
 		err = errors.New(s.Message)

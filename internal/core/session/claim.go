@@ -110,7 +110,7 @@ func (c *ImageClaim) claimedByOther(ctx context.Context, dir *os.File, last bool
 			if ended, err := awaitWatcher(ctx, &s.Record); err != nil || ended {
 				return ended, err
 			}
-		case !last && (s.Criu == c.Criu.Ident || s.Shares(tree)):
+		case !last && (s.Criu == proc.Ident(c.Criu.Ident) || s.Shares(tree)):
 			return false, nil
 		default:
 			return false, s.ClaimConflict()

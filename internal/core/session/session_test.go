@@ -98,7 +98,8 @@ func TestAClaimedDirectoryIsNotClaimedAgain(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer criu.Close()
-	c := &ImageClaim{Env: env, Criu: &criuutil.Criu{Process: criu}, Dir: dir, Name: dir, Root: self.PID}
+	claims := &criuutil.Criu{Ident: criuutil.Ident(criu.Ident)}
+	c := &ImageClaim{Env: env, Criu: claims, Dir: dir, Name: dir, Root: self.PID}
 	defer c.Close()
 	if err := c.Take(t.Context(), false); err != nil || c.File != nil {
 		t.Errorf("an earlier dump of the same tree has it: %v, %v", c.File, err)

@@ -203,7 +203,7 @@ func (d *dump) refuseTaken() error {
 	if d.Session != nil {
 		return nil
 	}
-	other, err := journal.FindOpen(d.Config.RunDir, d.criu.Ident, d.Members)
+	other, err := journal.FindOpen(d.Config.RunDir, proc.Ident(d.criu.Ident), d.Members)
 	if err != nil || other != nil {
 		return errors.Join(err, other.Conflict())
 	}
@@ -225,7 +225,7 @@ func (d *dump) startSession() error {
 		return err
 	}
 	d.Session, err = d.NewSession(journal.Record{
-		Kind: journal.KindDump, Criu: d.criu.Ident, Client: d.stage.Client, Root: &root,
+		Kind: journal.KindDump, Criu: proc.Ident(d.criu.Ident), Client: d.stage.Client, Root: &root,
 		ImageDir: imageDir, PublishedDir: d.stage.PublishedDir,
 		LeaveStopped: d.criu.LeaveStopped, LeaveRunning: d.criu.LeaveRunning, RPC: d.criu.RPC, LazyPages: d.criu.LazyPages,
 		Members: d.Members, Ancestors: session.AncestorsOf(d.Members), Hold: d.stage.Hold,
@@ -377,11 +377,11 @@ func (d *dump) awaitEarlier(ctx context.Context) error {
 		return err
 	}
 	for pause := 10 * time.Millisecond; ; pause = min(2*pause, 200*time.Millisecond) { // there is no event to wait for
-		other, err := journal.FindOpen(d.Config.RunDir, d.criu.Ident, members)
+		other, err := journal.FindOpen(d.Config.RunDir, proc.Ident(d.criu.Ident), members)
 		if err != nil || other == nil {
 			return err
 		}
-		if other.Suspended() || other.EndsJob() || other.Criu == d.criu.Ident {
+		if other.Suspended() || other.EndsJob() || other.Criu == proc.Ident(d.criu.Ident) {
 			return other.Conflict()
 		}
 		// The watcher of that dump waits until the paused container is resumed.

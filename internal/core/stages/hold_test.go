@@ -115,7 +115,7 @@ func TestARootThatIsOlderThanItsCriuIsNoRestoredOne(t *testing.T) {
 	} {
 		criu := *self
 		criu.StartTime += test.later
-		c := &call{criu: &criuutil.Criu{Process: &criu}, stage: Stage{InitPID: test.pid}}
+		c := &call{criu: &criuutil.Criu{Ident: criuutil.Ident(criu.Ident)}, stage: Stage{InitPID: test.pid}}
 		if test.pid == "" {
 			c.stage.InitPID = strconv.Itoa(self.PID)
 		}

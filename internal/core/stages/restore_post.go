@@ -22,7 +22,7 @@ func (c *call) postResume(ctx context.Context) error {
 	if err := c.checkRestored(); err != nil {
 		return err
 	}
-	s, err := session.LatestSessionOf(c.Env, journal.KindRestore, c.criu.Ident, c.stage.Action, true)
+	s, err := session.LatestSessionOf(c.Env, journal.KindRestore, proc.Ident(c.criu.Ident), c.stage.Action, true)
 	if err != nil {
 		return err // the watcher goes on
 	}

@@ -18,6 +18,7 @@ import (
 	"cucriu/internal/core/watch"
 	"cucriu/internal/kit/imagedir"
 	"cucriu/internal/kit/netlock"
+	"cucriu/internal/kit/proc"
 	"cucriu/internal/kit/twice"
 )
 
@@ -73,8 +74,9 @@ func (c *call) preRestore(ctx context.Context) (err error) {
 		c.Log.Debug("processes that criu creates cannot be identified by a mark", "error", err)
 	}
 	s, err := c.NewSession(journal.Record{
-		Kind: journal.KindRestore, Criu: c.criu.Ident, Mark: mark, CriuExe: watch.Executable(c.criu.PID), Client: c.stage.Client, ImageDir: imageDir,
-		LeaveStopped: c.criu.LeaveStopped, RootParent: c.criu.RootParent, Manifest: &manifest, Hold: c.stage.Hold,
+		Kind: journal.KindRestore, Criu: proc.Ident(c.criu.Ident), Mark: mark, CriuExe: watch.Executable(c.criu.PID),
+		Client: c.stage.Client, ImageDir: imageDir, LeaveStopped: c.criu.LeaveStopped,
+		RootParent: (*proc.Ident)(c.criu.RootParent), Manifest: &manifest, Hold: c.stage.Hold,
 		Plan: plan, Map: c.Config.GPUs.Map, Unmapped: c.Config.GPUs.Unmapped,
 	}, c.stage.Action, c.begun)
 	if err != nil {

@@ -157,7 +157,7 @@ func Run(ctx context.Context, env *session.Env, stage Stage) error {
 	defer criu.Close()
 	// criu's configuration files may name this hook although a client serves the dump or restore over
 	// RPC. criu notifies its client first.
-	if served, err := servedByClient(env.Config.RunDir, criu.Ident); err != nil || served {
+	if served, err := servedByClient(env.Config.RunDir, proc.Ident(criu.Ident)); err != nil || served {
 		return err
 	}
 	return late(criu, stage, once(env, criu, stage, func() error { return Serve(ctx, env, criu, stage) }))
@@ -218,7 +218,7 @@ func (c *call) keepRefusal(err error) {
 // openSession finds and locks the open session of the criu. It returns nil if there is none: then no
 // process of criu's tree uses CUDA, or the session is over.
 func (c *call) openSession(kind journal.Kind) (*session.Session, error) {
-	s, err := session.LatestSessionOf(c.Env, kind, c.criu.Ident, c.stage.Action, true)
+	s, err := session.LatestSessionOf(c.Env, kind, proc.Ident(c.criu.Ident), c.stage.Action, true)
 	if err != nil || s == nil {
 		return nil, err
 	}
@@ -264,7 +264,7 @@ func late(criu *criuutil.Criu, stage Stage, err error) error {
 		defer root.Close()
 	}
 	if errors.Is(openErr, proc.ErrGone) || openErr == nil && root.Exiting() {
-		return &LateError{Err: err, criu: criu.Ident}
+		return &LateError{Err: err, criu: proc.Ident(criu.Ident)}
 	}
 	return err // such as one that is left for inspection
 }

@@ -44,11 +44,11 @@ func beginsRequest(action string) bool {
 
 // once does a stage of a criu only once.
 func once(env *session.Env, criu *criuutil.Criu, stage Stage, do func() error) error {
-	path, err := stageFile(env.Config.RunDir, criu.Ident)
+	path, err := stageFile(env.Config.RunDir, proc.Ident(criu.Ident))
 	if err != nil {
 		return do() // a stage that needs the run directory says what is wrong with it
 	}
-	call := stageCall{Criu: criu.Ident, Action: stage.Action, Root: stage.InitPID}
+	call := stageCall{Criu: proc.Ident(criu.Ident), Action: stage.Action, Root: stage.InitPID}
 	if info, err := os.Stat(stage.ImageDir); err == nil {
 		call.ImageDir = pages.Identify(info)
 	}

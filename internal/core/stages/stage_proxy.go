@@ -33,10 +33,11 @@ type stageAnswer struct {
 // runInside has the watcher do a stage. Without a session there is nothing to do: no process of the
 // image uses CUDA.
 func runInside(ctx context.Context, env *session.Env, stage Stage) error {
-	criu, err := criuutil.IdentifyCriu(stage.ImageDir)
+	id, err := criuutil.IdentifyCriu(stage.ImageDir)
 	if err != nil {
 		return err
 	}
+	criu := proc.Ident(id)
 	read, err := journal.Read(journal.Path(env.Config.RunDir, journal.KindRestore, criu))
 	s := env.TakeOn(read, session.ByCommand)
 	if errors.Is(err, os.ErrNotExist) || errors.Is(err, os.ErrPermission) || err == nil && (s.Criu != criu || s.Client != nil) {
@@ -124,7 +125,7 @@ func serveStage(ctx context.Context, s *session.Session, conn net.Conn) error {
 		return err
 	}
 	defer criu.Close()
-	if criu.Ident != s.Criu {
+	if proc.Ident(criu.Ident) != s.Criu {
 		return fmt.Errorf("%v: %w", s.Criu, proc.ErrGone)
 	}
 	return Serve(ctx, s.Env, criu, stage)

@@ -11,6 +11,7 @@ import (
 	"cucriu/criuutil"
 	"cucriu/internal/core/journal"
 	"cucriu/internal/kit/imagedir"
+	"cucriu/internal/kit/proc"
 )
 
 // sleeper starts a process that shares nothing with this one.
@@ -86,7 +87,10 @@ func TestAnOrphanedRootIsKnownByWhatItInheritedFromItsCriu(t *testing.T) {
 		if test.root != 0 {
 			criuExe = "/usr/sbin/criu"
 		}
-		r := &journal.Record{Kind: journal.KindRestore, Criu: self.Ident, Mark: test.mark, CriuExe: criuExe, Manifest: &imagedir.Manifest{RootPID: test.pid}}
+		r := &journal.Record{
+			Kind: journal.KindRestore, Criu: proc.Ident(self.Ident), Mark: test.mark, CriuExe: criuExe,
+			Manifest: &imagedir.Manifest{RootPID: test.pid},
+		}
 		found, suspects, err := orphanedRoot(r)
 		if err != nil || (found != nil) != (test.root != 0) || found != nil && found.PID != test.root || !slices.Equal(suspects, test.suspects) {
 			t.Errorf("%s: found %v, suspects %v: %v", name, found, suspects, err)
