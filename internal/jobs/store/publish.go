@@ -3,7 +3,6 @@ package store
 import (
 	"cmp"
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"hash/crc32"
@@ -217,11 +216,10 @@ func (p *publication) image(names []string) error {
 		case done[name]:
 			continue // pages or memory has put it there
 		case name == imagedir.ManifestName && !reflect.DeepEqual(m, staged):
-			err = p.put(name, nil, func(to io.Writer) error {
-				encoder := json.NewEncoder(to)
-				encoder.SetIndent("", "\t")
-				return encoder.Encode(m)
-			})
+			var content []byte
+			if content, err = m.Encode(); err == nil {
+				err = p.put(name, nil, func(to io.Writer) error { _, err := to.Write(content); return err })
+			}
 		default:
 			err = p.file(name)
 		}

@@ -90,6 +90,9 @@ type Out struct {
 	Staging    proc.Range `json:"staging"`
 }
 
+// Encode returns what the file has.
+func (m Manifest) Encode() ([]byte, error) { return manifestKind.Encode(m) }
+
 // Write replaces the manifest of an image directory atomically.
 func (m Manifest) Write(dir string) error {
 	if err := manifestKind.Write(dir, m); err != nil {
