@@ -8,11 +8,9 @@ import (
 	"slices"
 	"time"
 
-	"github.com/prometheus/procfs"
 	"golang.org/x/sys/unix"
 
 	"cucriu/hooks/preflight"
-	"cucriu/internal/kit/drivers"
 	"cucriu/internal/kit/imagedir"
 	"cucriu/internal/kit/inventory"
 	"cucriu/internal/kit/proc"
@@ -101,8 +99,8 @@ func (s *snapshot) parentFindings() preflight.Findings {
 }
 
 func hasLibcuda(pid int) bool {
-	mappings, _ := proc.Mappings(pid) // of one that has ended there are none
-	return slices.ContainsFunc(mappings, func(m *procfs.ProcMap) bool { return drivers.IsLibcuda(m.Pathname) })
+	has, _ := inventory.MapsLibcuda(pid) // one that has ended has none
+	return has
 }
 
 // lasts reports whether something stays true for a second. What is true for a moment only, as

@@ -5,6 +5,7 @@ import (
 	"slices"
 	"strconv"
 
+	"cucriu/internal/kit/drivers"
 	"cucriu/internal/kit/proc"
 )
 
@@ -19,10 +20,9 @@ type DriverUse struct {
 }
 
 var (
-	libcudaFile = regexp.MustCompile(`/libcuda[^/]*\.so[^/]*$`)
-	openerFile  = regexp.MustCompile(`/lib(nvidia-(opencl|glcore|eglcore|cfg|fbc)|(GLX|EGL|vdpau)_nvidia)\.so[^/]*$`)
-	openCLFile  = regexp.MustCompile(`/libnvidia-opencl\.so[^/]*$`)
-	hwlocFile   = regexp.MustCompile(`/(hwloc_opencl|libhwloc)\.so[^/]*$`)
+	openerFile = regexp.MustCompile(`/lib(nvidia-(opencl|glcore|eglcore|cfg|fbc)|(GLX|EGL|vdpau)_nvidia)\.so[^/]*$`)
+	openCLFile = regexp.MustCompile(`/libnvidia-opencl\.so[^/]*$`)
+	hwlocFile  = regexp.MustCompile(`/(hwloc_opencl|libhwloc)\.so[^/]*$`)
 )
 
 // Driver returns what the process holds of the driver.
@@ -32,7 +32,7 @@ func (p *Process) Driver() DriverUse {
 }
 
 func (p *Process) driverUse() DriverUse {
-	u := DriverUse{Libcuda: p.MapsAny(libcudaFile), Openers: p.MappedMatching(openerFile), Hwloc: p.MapsAny(hwlocFile)}
+	u := DriverUse{Libcuda: p.mapsLibcuda(), Openers: p.MappedMatching(openerFile), Hwloc: p.MapsAny(hwlocFile)}
 	for _, m := range p.Mapped() {
 		if !m.IsDriverDevice() {
 			continue
@@ -62,9 +62,11 @@ func (u DriverUse) LookedByOpenCL() bool {
 	return u.Hwloc && len(u.Openers) > 0 && !slices.ContainsFunc(u.Openers, isOther)
 }
 
+func (p *Process) mapsLibcuda() bool { return slices.ContainsFunc(p.MappedNames(), drivers.IsLibcuda) }
+
 // MapsLibcuda reports whether a process has a libcuda mapped. Without it, it cannot use CUDA.
 func MapsLibcuda(pid int) (bool, error) {
 	p := &Process{PID: pid}
 	_, err := p.mapped.get(p.readMappings)
-	return p.MapsAny(libcudaFile), err
+	return p.mapsLibcuda(), err
 }
