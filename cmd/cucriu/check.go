@@ -68,7 +68,8 @@ forced: ` + strings.Join(preflight.Forceable(), ", ") + `.`,
 				}
 				more = append(long, more...)
 			case dir != "":
-				if err = preflight.AsRefusal(cmp.Or(job.RefuseDirectory(dir), job.RefuseAlone(dir, twice.Start{}))); err == nil {
+				err = cmp.Or(job.RefuseDirectory(dir), job.RefuseAlone(dir, twice.Start{}))
+				if err = preflight.AsRefusal(err); err == nil {
 					more, err = jobs.CheckRestore(cmd.Context(), hook, dir)
 				}
 			}

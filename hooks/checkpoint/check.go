@@ -129,7 +129,9 @@ func CheckRestore(ctx context.Context, hook *hooks.Hook, dir string, except func
 }
 
 // imageFindings finds what keeps criu from restoring an image on this host.
-func imageFindings(ctx context.Context, env *session.Env, img *imagedir.Image, check fileCheck) (preflight.Findings, error) {
+func imageFindings(
+	ctx context.Context, env *session.Env, img *imagedir.Image, check fileCheck,
+) (preflight.Findings, error) {
 	if absent := image.PresentFindings(img.Dir); len(absent) > 0 {
 		return absent, nil
 	}

@@ -33,7 +33,8 @@ func Restore(ctx context.Context, hook *hooks.Hook, dir string, options Options)
 		env.KeepRefusal(journal.Refusal{Kind: journal.KindRestore, ImageDir: dir}, err)
 		return Result{}, preflight.AsRefusal(err)
 	}
-	findings, err := imageFindings(ctx, env, imagedir.Open(dir), fileCheck{options.isInherited, options.RPC.GetSkipFileRwxCheck()})
+	files := fileCheck{options.isInherited, options.RPC.GetSkipFileRwxCheck()}
+	findings, err := imageFindings(ctx, env, imagedir.Open(dir), files)
 	if err := errors.Join(session.GivenUp(ctx, err), findings.Err()); err != nil {
 		return refused(err)
 	}

@@ -16,16 +16,19 @@ type Image struct {
 	of *imagedir.Image
 	// Of a checkpoint of a long job, whose record has the checksums. check is nil for any other.
 	digest string
-	check  func(ctx context.Context, workers int, read func(bytes int)) error
+	check  CheckFunc
 }
+
+// CheckFunc compares the files of an image with checksums that are not in it: without workers, as far as that is quick.
+type CheckFunc func(ctx context.Context, workers int, read func(bytes int)) error
 
 // Open opens the image in a directory. It reads nothing yet, and what is wrong with the image, its methods say: see
 // [PresentFindings] for a directory that holds none.
 func Open(dir string) *Image { return &Image{of: imagedir.Open(dir)} }
 
 // OpenCheckpoint opens the image of a checkpoint of a long job, which has a record beside it with the checksums of all
-// files. digest is that of the record, and check compares the files: without workers, as far as that is quick.
-func OpenCheckpoint(dir, digest string, check func(ctx context.Context, workers int, read func(bytes int)) error) *Image {
+// files. digest is that of the record.
+func OpenCheckpoint(dir, digest string, check CheckFunc) *Image {
 	return &Image{imagedir.Open(dir), digest, check}
 }
 

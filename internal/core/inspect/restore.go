@@ -353,7 +353,9 @@ const (
 // TakenPIDs refuses a restore that needs pids which are in use on this host. criu finds that only
 // when it creates the processes. It is a check: a number that is free now may be taken by then. say is
 // told what it waits for.
-func TakenPIDs(ctx context.Context, start twice.Start, needed []int, say func(text string)) (preflight.Findings, error) {
+func TakenPIDs(
+	ctx context.Context, start twice.Start, needed []int, say func(text string),
+) (preflight.Findings, error) {
 	if twice.May(start, twice.Fact{Seen: twice.PIDsTaken}) == nil {
 		return nil, nil // they are not those of this namespace
 	}

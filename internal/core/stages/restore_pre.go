@@ -175,7 +175,8 @@ func (c *call) refuseTakenPIDs(ctx context.Context, img *imagedir.Image) error {
 	if err != nil {
 		return nil // criu itself judges its images, which may be streamed
 	}
-	findings, err := inspect.TakenPIDs(ctx, twice.Start{OwnPIDs: tree.OwnPIDs}, tree.Numbers(), func(text string) { c.Log.Warn(text) })
+	start := twice.Start{OwnPIDs: tree.OwnPIDs}
+	findings, err := inspect.TakenPIDs(ctx, start, tree.Numbers(), func(text string) { c.Log.Warn(text) })
 	if err != nil {
 		return err
 	}

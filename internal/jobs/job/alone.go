@@ -33,7 +33,7 @@ func RefuseAlone(image string, start twice.Start) error {
 		return nil
 	}
 	return fault.New(fmt.Sprintf("%s is a checkpoint of a long job, which could then run twice", image),
-		fmt.Sprintf("cucriu run --dir %s resumes the job; to restore it beside that, copy the checkpoint elsewhere first", dir))
+		"cucriu run --dir "+dir+" resumes the job; to restore it beside that, copy the checkpoint elsewhere first")
 }
 
 // inDirectoryOf returns the path of an image without links, and the directory of the long job that it is in; "" if it
@@ -63,10 +63,10 @@ func Of(img *image.Image) twice.Job {
 	return twice.Dumped(img.ID())
 }
 
-// LockStart refuses a start of an image while another start of the job that it was made of is at work, and is one until
-// the file that it returns is closed or this process ends; nil if there is nothing to lock. The lock is that of the
-// job, and no reader of the image asks for it. It is on a file of the image because all who may start the job find that,
-// from every container, and not on the directory, which a dump's watcher may have locked.
+// LockStart refuses a start of an image while another start of the job that it was made of is at work. Until the file
+// that it returns is closed or this process ends, it refuses others; the file is nil if there is nothing to lock. The
+// lock is that of the job, and no reader of the image asks for it. It is on a file of the image because all who may
+// start the job find that, from every container, and not on the directory, which a dump's watcher may have locked.
 func LockStart(img *image.Image, start twice.Start) (*os.File, error) {
 	if twice.May(start, twice.Fact{Seen: twice.Starting, Of: Of(img)}) == nil {
 		return nil, nil

@@ -18,7 +18,9 @@ func TestOneImageIsStartedAgainAsAnotherJob(t *testing.T) {
 	if err := os.MkdirAll(images, 0o700); err != nil {
 		t.Fatal(err)
 	}
-	for _, path := range []string{filepath.Join(dir, RecordName), filepath.Join(images, "inventory.img"), filepath.Join(copied, "inventory.img")} {
+	const made = "inventory.img"
+	written := []string{filepath.Join(dir, RecordName), filepath.Join(images, made), filepath.Join(copied, made)}
+	for _, path := range written {
 		if err := os.WriteFile(path, nil, 0o600); err != nil {
 			t.Fatal(err)
 		}

@@ -93,9 +93,10 @@ func OpenImage(dir string) *image.Image {
 
 // Image is the image that the checkpoint is. To verify it marks nothing.
 func (c Checkpoint) Image() *image.Image {
-	return image.OpenCheckpoint(c.Dir, imagedir.Digest(c.Files), func(ctx context.Context, workers int, read func(bytes int)) error {
+	compare := func(ctx context.Context, workers int, read func(bytes int)) error {
 		return check(ctx, c, workers, read)
-	})
+	}
+	return image.OpenCheckpoint(c.Dir, imagedir.Digest(c.Files), compare)
 }
 
 // check is [Store.Check]. With workers, so many threads read the GPU's pages, too, and all is read from the

@@ -49,7 +49,8 @@ func Digest(files []File) string {
 		return ""
 	}
 	sum := sha256.New()
-	for _, f := range slices.SortedFunc(slices.Values(files), func(a, b File) int { return strings.Compare(a.Name, b.Name) }) {
+	byName := func(a, b File) int { return strings.Compare(a.Name, b.Name) }
+	for _, f := range slices.SortedFunc(slices.Values(files), byName) {
 		fmt.Fprintf(sum, "%s\x00%d %08x\n", f.Name, f.Bytes, f.CRC32C)
 	}
 	return fmt.Sprintf("sha256:%x", sum.Sum(nil))
