@@ -129,6 +129,9 @@ func atSignal(cmd *cobra.Command, say func(string), text string, do func() error
 		say(fmt.Sprintf("%v: %s", context.Cause(ctx), text))
 	})
 	err := do()
+	if cause := context.Cause(ctx); cause != nil && errors.Is(err, cause) && preflight.Refused(err) {
+		err = fmt.Errorf("%w; nothing was touched", err) // the exit status is the signal's
+	}
 	if !stop() {
 		if <-said; err == nil {
 			say(fmt.Sprintf("%v too late: the %s is complete", context.Cause(ctx), cmd.Name()))

@@ -458,7 +458,7 @@ func (d *criuSession) notified(ctx context.Context, action string, pid int) erro
 	}
 	err := stages.Serve(ctx, d.env, d.criu, stage)
 	if action == criuutil.StagePreRestore { // nothing is undone yet of which the error would tell
-		err = session.GivenUp(ctx, err)
+		err = preflight.AsRefusal(session.GivenUp(ctx, err))
 	}
 	if d.kind == journal.KindRestore && err == nil {
 		if err := d.checkImage(ctx, action); err != nil {

@@ -49,12 +49,8 @@ func Restore(ctx context.Context, hook *hooks.Hook, dir string, options Options)
 	ctx, over := context.WithCancel(ctx)
 	defer d.endCheck(over)
 	response, err := d.do(ctx)
-	switch {
-	case err == nil || d.staged:
-	case ctx.Err() == nil:
+	if err != nil && !d.staged && ctx.Err() == nil {
 		_, err = refused(err)
-	default:
-		err = fmt.Errorf("%w; nothing of the job was restored, and the image is unchanged", err)
 	}
 	s, finishErr := watch.Finish(ctx, env, d.kind, proc.Ident(d.criu.Ident), d.cause)
 	if err = errors.Join(err, finishErr); err == nil && s != nil && s.Outcome != journal.OutcomeRunning && s.Outcome != journal.OutcomeStopped && !s.Held() {

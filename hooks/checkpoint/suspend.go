@@ -241,7 +241,7 @@ func resumeSession(ctx context.Context, s *session.Session) (err error) {
 		return preflight.AsRefusal(err)
 	}
 	if err := ctx.Err(); err != nil {
-		return preflight.AsRefusal(fmt.Errorf("cancelled before anything was touched: %w", context.Cause(ctx)))
+		return preflight.AsRefusal(context.Cause(ctx))
 	}
 	ctx = context.WithoutCancel(ctx) // it is not given up half way: each step has its timeout
 	if err := session.KillWatcher(&s.Record); err != nil {
@@ -303,9 +303,6 @@ func Lock(ctx context.Context, hook *hooks.Hook, pids []int) error {
 		err = requireRunning(ctx, d)
 	}
 	if err != nil {
-		if ctx.Err() != nil {
-			err = fmt.Errorf("%w; none is locked", err)
-		}
 		return preflight.AsRefusal(err)
 	}
 	if err := d.Lock(ctx); err != nil {
@@ -428,5 +425,5 @@ func inspectNamed(ctx context.Context, s *engine.Suspension, pid int) (*inspect.
 func requireRunning(ctx context.Context, s *engine.Suspension) error {
 	asking, cancel := context.WithTimeout(ctx, s.PatienceForAll())
 	defer cancel()
-	return session.GivenUp(ctx, engine.StatesOf(asking, s.Targets, engine.WantRunning))
+	return engine.StatesOf(asking, s.Targets, engine.WantRunning)
 }

@@ -108,7 +108,7 @@ func StatesOf(ctx context.Context, targets []*Target, tell func(*Target, cudackp
 		}
 		return tell(t, state)
 	})
-	return errors.Join(err, ReleaseThreads(ctx, tracer, stopped))
+	return errors.Join(session.GivenUp(ctx, err), ReleaseThreads(ctx, tracer, stopped))
 }
 
 func WantRunning(t *Target, state cudackpt.State) error {
