@@ -36,7 +36,8 @@ func TestADriverCallHangs(t *testing.T) {
 		t.Run(strings.ReplaceAll(name, " ", "-"), func(t *testing.T) {
 			testenv.Simulated(t, func(t *testing.T) {
 				host := testenv.NewHost(t, 1, "--mib-per-gpu", "200")
-				host.Setenv("CUCRIU_CONFIG", host.Config("version: 1\nlock: {timeout: 20s, try: 2s}\ncheckpoint: {timeout: 5s}\nrestore: {timeout: 5s}\n"))
+				const timeouts = "lock: {timeout: 20s, try: 2s}\ncheckpoint: {timeout: 5s}\nrestore: {timeout: 5s}\n"
+				host.Setenv("CUCRIU_CONFIG", host.Config("version: 1\n"+timeouts))
 				under := []string{"/bin/sh", "-c", `"$@" & wait`, "sh"} // a process without CUDA above the others, too
 				if test.guest {
 					under = []string{"/bin/sh", "-c", `LD_PRELOAD=$0 "$@" & wait`, testenv.Guest(t)}

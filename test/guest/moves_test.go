@@ -510,11 +510,17 @@ func TestAJobWithMovedMemoryIsLeftStopped(t *testing.T) {
 // TestMovedMemoryIsSuspended, and what was killed meanwhile is brought back by a resume.
 func TestMovedMemoryIsSuspended(t *testing.T) {
 	testenv.Parallel(t)
-	for _, point := range []string{"", "suspend.gated=kill", "suspend.move=kill", "suspend.moved=kill", "suspend.park=kill", "suspend.release=error"} {
+	for _, point := range []string{
+		"", "suspend.gated=kill", "suspend.move=kill", "suspend.continued=kill", "suspend.relocked=kill",
+		"suspend.moved=kill", "suspend.park=kill", "suspend.release=error",
+	} {
 		t.Run(point, func(t *testing.T) {
 			testenv.Simulated(t, func(t *testing.T) {
 				host := testenv.NewHost(t, 1, "--mib-per-gpu", "200")
 				job := startWithGuest(t, host, "--spin", "stream-sync")
+				if point == "suspend.continued=kill" || point == "suspend.relocked=kill" {
+					host.Faults(aCallHasBegun("", 2)...)
+				}
 				if point != "" {
 					if out, err := testenv.Failing(t, host, point, "suspend", "-p", job.Root()); err == nil {
 						t.Fatalf("the suspend did not fail:\n%s", out)
