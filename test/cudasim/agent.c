@@ -17,6 +17,7 @@
 #include <sys/eventfd.h>
 #include <sys/prctl.h>
 #include <sys/syscall.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 #include "collective.h"
@@ -52,14 +53,32 @@ static struct {
 static CUprocessState state_now(void) { return (CUprocessState)atomic_load(&sim_block.state); }
 static void state_set(CUprocessState s) { atomic_store(&sim_block.state, (uint32_t)s); }
 
+static int await_rules(void *unused)
+{
+	(void)unused;
+	while (faults_version(&agent.rules) == agent.rules_version)
+		sleep_ns(10000000);
+	return 0;
+}
+
+/* In the kernel until a child ends, as at vfork. */
+static void stick(void)
+{
+	static char stack[64 << 10] __attribute__((aligned(16)));
+	int child = clone(await_rules, stack + sizeof stack, CLONE_VM | CLONE_VFORK, NULL);
+	waitpid(child, NULL, __WALL);
+}
+
 /* The point in the middle of an operation where scripted faults strike. */
 static void midway(const struct fault_plan *plan)
 {
 	sleep_ns(plan->delay_ns);
 	if (plan->crash)
 		kill(getpid(), SIGKILL);
-	while (plan->hang && faults_version(&agent.rules) == agent.rules_version)
-		sleep_ns(10000000);
+	if (plan->hang)
+		await_rules(NULL);
+	if (plan->stick)
+		stick();
 }
 
 /* The driver's lock needs another thread of its own. */

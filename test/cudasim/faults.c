@@ -68,7 +68,7 @@ static const char *parse_rule(char *text, struct rule *r)
 	unsigned long n;
 	word = strtok_r(NULL, " \t\r", &state);
 	if (!word) {
-		return "no action: delay, return, crash, hang, lose or kill-controller";
+		return "no action: delay, return, crash, hang, stick, lose or kill-controller";
 	} else if (!strcmp(word, "delay")) {
 		if (!parse_duration(strtok_r(NULL, " \t\r", &state), &r->plan.delay_ns))
 			return "delay needs a duration such as 20us, 500ms or 2s";
@@ -81,6 +81,8 @@ static const char *parse_rule(char *text, struct rule *r)
 		r->plan.crash = true;
 	} else if (!strcmp(word, "hang")) {
 		r->plan.hang = true;
+	} else if (!strcmp(word, "stick")) {
+		r->plan.stick = true;
 	} else if (!strcmp(word, "lose")) {
 		if (r->op != OP_RESTORE)
 			return "lose belongs to restore";
@@ -88,7 +90,7 @@ static const char *parse_rule(char *text, struct rule *r)
 	} else if (!strcmp(word, "kill-controller")) {
 		r->plan.kill_controller = true;
 	} else {
-		return "unknown action; known are delay, return, crash, hang, lose, kill-controller";
+		return "unknown action; known are delay, return, crash, hang, stick, lose, kill-controller";
 	}
 	if (r->op == OP_TID && !r->plan.delay_ns && !r->plan.has_result)
 		return "tid does not reach the target: only delay and return";
@@ -141,6 +143,7 @@ static void merge(struct fault_plan *to, const struct fault_plan *from)
 	}
 	to->crash |= from->crash;
 	to->hang |= from->hang;
+	to->stick |= from->stick;
 	to->lose |= from->lose;
 	to->kill_controller |= from->kill_controller;
 }

@@ -17,6 +17,7 @@ struct fault_plan {
 	bool after; /* do the work, then return `result` all the same */
 	bool crash;
 	bool hang;
+	bool stick;
 	bool lose;
 	bool kill_controller;
 };

@@ -20,18 +20,19 @@ func TestADriverCallHangs(t *testing.T) {
 	)
 	for name, test := range map[string]struct {
 		guest       bool
-		point, call string // what hangs from that point on
+		point, call string // what happens from that point on
 		goesOn      bool   // the dump is to leave the job running (-R): it succeeds, and is rolled back
 		says        string
 	}{
-		"first lock":                   {false, "dump.lock", "lock", false, locked},
-		"first lock with closed gates": {true, "dump.lock", "lock", false, locked},
-		"lock of a stopped process":    {true, "dump.move", "lock", false, locked},
-		"unlock of a stopped process":  {true, "dump.move", "unlock", false, locked},
-		"lock of an emptied process":   {true, "dump.moved", "lock", false, stopped},
-		"checkpoint":                   {false, "dump.checkpoint", "checkpoint", false, stopped},
-		"restore when rolled back":     {false, "dump.dumped", "restore", true, stopped},
-		"unlock when rolled back":      {false, "dump.dumped", "unlock", true, locked},
+		"first lock":                   {false, "dump.lock", "lock hang", false, locked},
+		"first lock with closed gates": {true, "dump.lock", "lock hang", false, locked},
+		"lock of a stopped process":    {true, "dump.move", "lock hang", false, locked},
+		"unlock of a stopped process":  {true, "dump.move", "unlock hang", false, locked},
+		"lock that sticks":             {true, "dump.move", "lock stick", false, locked},
+		"lock of an emptied process":   {true, "dump.moved", "lock hang", false, stopped},
+		"checkpoint":                   {false, "dump.checkpoint", "checkpoint hang", false, stopped},
+		"restore when rolled back":     {false, "dump.dumped", "restore hang", true, stopped},
+		"unlock when rolled back":      {false, "dump.dumped", "unlock hang", true, locked},
 	} {
 		t.Run(strings.ReplaceAll(name, " ", "-"), func(t *testing.T) {
 			testenv.Simulated(t, func(t *testing.T) {
@@ -45,7 +46,7 @@ func TestADriverCallHangs(t *testing.T) {
 				job := host.StartUnder(under, 2, "--procs", "2", "--loaders", "1", "--mib", "32")
 				args := map[bool][]string{true: {"-R"}}[test.goesOn]
 				d := dumpUntil(t, host, job, test.point, args...)
-				host.Faults(test.call + " hang times 1")
+				host.Faults(test.call + " times 1")
 				if err := os.WriteFile(filepath.Join(d.marks, "go"), nil, 0o600); err != nil {
 					t.Fatal(err)
 				}
