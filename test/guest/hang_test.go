@@ -53,12 +53,6 @@ func TestADriverCallHangs(t *testing.T) {
 				if err := d.criu.Wait(); (err == nil) != test.goesOn {
 					t.Fatalf("criu dump: %v", err)
 				}
-				var said string
-				testenv.Eventually(t, testenv.Soon, "the session says what it waits for", func() bool {
-					sessions := host.Sessions()
-					said = sessions[len(sessions)-1].Message
-					return strings.Contains(said, test.says)
-				})
 				testenv.Eventually(t, testenv.Soon, "the job runs, or is stopped, while the call hangs", func() bool {
 					return countStopped(t, job) == map[string]int{locked: 0, stopped: 6}[test.says]
 				})
@@ -69,6 +63,10 @@ func TestADriverCallHangs(t *testing.T) {
 						return now[0] > before[0]+3 || now[1] > before[1]+3
 					})
 				}
+				testenv.Eventually(t, testenv.Soon, "the session says what it waits for", func() bool {
+					sessions := host.Sessions()
+					return strings.Contains(sessions[len(sessions)-1].Message, test.says)
+				})
 				host.Faults()
 				host.WaitOutcome("running")
 				job.Runs()
