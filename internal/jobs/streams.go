@@ -41,7 +41,7 @@ func leadsInto(stream io.Writer, path string) bool {
 	return err == nil && slices.ContainsFunc(pids, func(pid int) bool { return copies(pid, pipe, file) })
 }
 
-// copies reports whether a process can read a pipe, and write to a file.
+// copies reports whether a process can read a pipe, and write to a file. It may be any of this host: no inventory has it.
 func copies(pid int, pipe string, file os.FileInfo) bool {
 	open, _ := proc.Descriptors(pid) // it may have ended
 	reads, writes := false, false

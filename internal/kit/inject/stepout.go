@@ -5,12 +5,12 @@ import (
 	"errors"
 	"fmt"
 	"slices"
-	"strings"
 	"time"
 
 	"github.com/prometheus/procfs"
 	"golang.org/x/sys/unix"
 
+	"cucriu/internal/kit/drivers"
 	"cucriu/internal/kit/proc"
 )
 
@@ -216,7 +216,7 @@ func (l *loan) parkAgain(process *proc.Process, t *borrowedThread, keep func() e
 func (l *loan) step(process *proc.Process, t *borrowedThread, most int, maps []*procfs.ProcMap, over func() bool) (last unix.WaitStatus) {
 	for range most {
 		var regs registers
-		if regs.read(t.TID) != nil || strings.Contains(mappedAt(maps, regs.pc()), "/libcuda.so") {
+		if regs.read(t.TID) != nil || drivers.IsLibcuda(mappedAt(maps, regs.pc())) {
 			return last
 		}
 		isCall, err := isSyscallInstruction(process, regs.pc())
