@@ -35,12 +35,16 @@ func Unhooked(runDir string, pid int) error {
 		return nil
 	}
 	all, _ := journal.List(runDir) // without them nothing is known of it
-	err = unhooked(all, id, status.Name)
-	// One that runs may block its signals by itself.
-	if stopped, _ := proc.Stopped(pid); err == nil && stopped && !isRestoring(all) {
+	if isRestoring(all) {
+		return nil
+	}
+	if err := unhooked(all, id, status.Name); err != nil {
+		return err
+	}
+	if stopped, _ := proc.Stopped(pid); stopped { // one that runs may block its signals by itself
 		return OtherRunDir(runDir, pid)
 	}
-	return err
+	return nil
 }
 
 // OtherRunDir explains a process that is parked, and of which a run directory knows nothing.
@@ -66,16 +70,12 @@ func othersWork(runDir string) bool {
 // isRestoring reports whether a restore is at work, whose processes are not known before they are there.
 func isRestoring(all []*journal.Session) bool {
 	return slices.ContainsFunc(all, func(s *journal.Session) bool {
-		return s.Kind == journal.KindRestore &&
-			s.Outcome == ""
+		return s.Kind == journal.KindRestore && s.Outcome == ""
 	})
 }
 
-// unhooked is [Unhooked] of a process that is parked, and in no open session.
+// unhooked is [Unhooked] of a process that is parked, and in no open session, while no restore is at work.
 func unhooked(all []*journal.Session, id proc.Ident, name string) error {
-	if isRestoring(all) {
-		return nil
-	}
 	for _, s := range slices.Backward(all) {
 		isMember := func(m journal.Member) bool { return m.PID == id.PID && m.Name == name } // another may have its pid
 		i := slices.IndexFunc(s.Members, isMember)

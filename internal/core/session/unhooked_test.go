@@ -53,7 +53,6 @@ func TestARestoreWithoutTheHookIsExplained(t *testing.T) {
 			"restored from " + left.PublishedDir + " without cucriu-hook",
 		},
 		"left, and still there": {[]*journal.Session{same}, "train", ""},
-		"a restore is at work":  {[]*journal.Session{dumped, of(journal.KindRestore, "")}, "train", ""},
 		"nothing":               {nil, "train", ""},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -62,5 +61,10 @@ func TestARestoreWithoutTheHookIsExplained(t *testing.T) {
 				t.Errorf("%v, want %q", err, c.says)
 			}
 		})
+	}
+	over := of(journal.KindRestore, journal.OutcomeRunning)
+	working := of(journal.KindRestore, "")
+	if isRestoring([]*journal.Session{dumped, over}) || !isRestoring([]*journal.Session{dumped, over, working}) {
+		t.Error("it is not told whether a restore is at work")
 	}
 }
