@@ -146,7 +146,7 @@ func (s *lease) lock(ctx context.Context, folder string) error {
 		l, err := readLocal(folder)
 		switch {
 		// A child that a killed supervisor was just starting has its sockets and locks a moment longer.
-		case err == nil && l.PID != 0 && !isEnding(l.PID):
+		case err == nil && l.PID != 0 && !proc.IsEnding(l.PID):
 			return fault.Because(store.ErrBusy, fmt.Sprintf("%s already runs here, under cucriu run (process %d)", l.Name, l.PID), fmt.Sprintf("to see it, cucriu jobs show %s; to end it, cucriu jobs stop %[1]s", l.Name))
 		case time.Since(begin) > claimPatience:
 			return fmt.Errorf("%s: %w by another process", lock.Path(), store.ErrBusy)
@@ -154,16 +154,6 @@ func (s *lease) lock(ctx context.Context, folder string) error {
 			return context.Cause(ctx)
 		}
 	}
-}
-
-// isEnding reports whether a supervisor is gone, or was killed and will be.
-func isEnding(pid int) bool {
-	p, err := proc.Open(pid)
-	if err != nil {
-		return errors.Is(err, proc.ErrGone)
-	}
-	defer p.Close()
-	return p.Exiting()
 }
 
 // findKnown finds what the run directory says of a job that runs in a directory, or would. What it says

@@ -139,7 +139,7 @@ func neighborFindings(ctx context.Context, driver *cudackpt.Driver, processes []
 		return nil
 	}
 	for _, gpu := range slices.SortedFunc(maps.Keys(used), cudackpt.UUID.Compare) {
-		pid, found := neighbor(ctx, processes, func() ([]int, error) { return driver.ContextsOn(ctx, gpu) }, isEnding)
+		pid, found := neighbor(ctx, processes, func() ([]int, error) { return driver.ContextsOn(ctx, gpu) }, proc.IsEnding)
 		if found {
 			return preflight.Findings{preflight.New(preflight.FindingGPUInUse, partner(processes, pid)+" uses a GPU of the "+
 				"ranks, too: once they have been restored, that GPU cannot interrupt their kernels, and ends them if one "+
@@ -181,16 +181,6 @@ func neighbor(ctx context.Context, processes []Process, contexts func() ([]int, 
 			return others[0], true
 		}
 	}
-}
-
-// isEnding reports whether a process has ended, or is ending and will run no more code of its own.
-func isEnding(pid int) bool {
-	p, err := proc.Open(pid)
-	if err != nil {
-		return errors.Is(err, proc.ErrGone)
-	}
-	defer p.Close()
-	return p.Exiting()
 }
 
 // memoryError says that a GPU has too little free memory.

@@ -162,6 +162,16 @@ func (p *Process) Exiting() bool {
 	return errors.Is(err, ErrGone) || status.Pending.Has(unix.SIGKILL)
 }
 
+// IsEnding is [Process.Exiting] for a pid, of which there may be no process any more.
+func IsEnding(pid int) bool {
+	p, err := Open(pid)
+	if err != nil {
+		return errors.Is(err, ErrGone)
+	}
+	defer p.Close()
+	return p.Exiting()
+}
+
 // KeepStopped waits until every thread of processes that were stopped is stopped again. A
 // thread that a tracer releases falls back into the group-stop by itself. If somebody has
 // continued the process meanwhile, KeepStopped stops it again. A process that ends
