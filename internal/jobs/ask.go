@@ -48,6 +48,9 @@ func NoSupervisor(job Local) error {
 		meaning, remedy = "does not run: "+job.Describe(), "to resume it, cucriu run --dir "+job.Dir
 	}
 	if owner, err := store.OwnerOf(job.Dir); err == nil && job.State == StateIdle && owner.IsHere() {
+		if moved := new(fault.Explained); errors.As(CheckRecord(job.Dir), &moved) { // such as a copy
+			return preflight.AsRefusal(fault.Because(ErrNoSupervisor, moved.Meaning(), moved.Remedy()))
+		}
 		meaning = fmt.Sprintf("runs here under process %d, but what it has in the run directory was removed: it can make no checkpoint any more, and nobody can reach it", owner.PID)
 		remedy = fmt.Sprintf("let it end, or kill -TERM %d, and resume it from its last checkpoint with the same cucriu run", owner.PID)
 	}
@@ -211,7 +214,13 @@ func findDir(runDir, dir string) (Local, error) {
 	if err != nil {
 		return Local{}, err
 	}
-	if l, err := readLocal(localDir(runDir, dir)); err == nil {
+	folder := localDir(runDir, dir)
+	if _, err := os.Stat(r.Dir); errors.Is(err, fs.ErrNotExist) && r.Dir != "" { // it was moved, maybe under a job that runs
+		if l, err := readLocal(localDir(runDir, r.Dir)); err == nil && (l.PID != 0 || l.alive) {
+			folder = localDir(runDir, r.Dir)
+		}
+	}
+	if l, err := readLocal(folder); err == nil {
 		l.settle()
 		one := []Local{l}
 		noteSuspended(runDir, one)

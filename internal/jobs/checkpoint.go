@@ -50,7 +50,10 @@ func (s *checkpointer) checkpoint(ctx context.Context, reason string) (store.Che
 	if reason != onSchedule || s.untried == mostUntried {
 		had = 0
 	}
-	err := s.refuseSuspended()
+	err := preflight.AsRefusal(s.store.Fenced())
+	if err == nil {
+		err = s.refuseSuspended()
+	}
 	if err == nil {
 		err = preflight.AsRefusal(s.store.CheckRoom(had))
 	}

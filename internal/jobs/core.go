@@ -17,6 +17,7 @@ import (
 	"cucriu/internal/jobs/job"
 	"cucriu/internal/jobs/sandbox"
 	"cucriu/internal/jobs/store"
+	"cucriu/internal/kit/fault"
 	"cucriu/internal/kit/files"
 )
 
@@ -162,6 +163,11 @@ func (s *core) killPatiently(ctx context.Context) (over func()) {
 
 // sayNext says from where the job resumes.
 func (s *core) sayNext() error {
+	if newest := s.status.newest(); newest != nil && errors.As(s.store.Fenced(), new(*fault.Explained)) { // as the end reports
+		s.say(fmt.Sprintf("once its directory is back, the same command resumes from checkpoint %s of %s",
+			newest.Name, newest.At.Local().Format(time.DateTime)))
+		return nil
+	}
 	all, err := s.store.Checkpoints()
 	if err != nil {
 		return err
@@ -243,6 +249,13 @@ func (s *core) tellEnded(exit sandbox.Exit, more string) {
 
 // age says when a checkpoint was made.
 func age(c store.Checkpoint) string { return c.CreatedAt.Local().Format(time.DateTime) }
+
+// tellFailure tells what is wrong, unless that was the last that was told.
+func (s *core) tellFailure(message string) {
+	if last := s.status.failure(); last == nil || last.Message != message {
+		s.tell(Event{Event: EventFailed, Message: message})
+	}
+}
 
 // tellRemoved tells that somebody has removed the newest checkpoint of a job that runs.
 func (s *core) tellRemoved() {

@@ -368,6 +368,13 @@ func (f *statusFile) newest() *Made {
 	return f.now.Checkpoint
 }
 
+// failure is what went wrong last; nil if nothing did.
+func (f *statusFile) failure() *Failure {
+	f.mutex.Lock()
+	defer f.mutex.Unlock()
+	return f.now.Failure
+}
+
 // workSince is since when the job has done work that is in no checkpoint.
 func (f *statusFile) workSince() time.Time {
 	f.mutex.Lock()

@@ -280,8 +280,11 @@ func (s *supervisor) lookAround() event {
 	if s.life.Idle() {
 		_ = s.sandbox.SetRunning() // if it could not be recorded before, which was told
 		e.err = s.store.Fenced()
-		if e.Fenced = errors.Is(e.err, store.ErrFenced); !e.Fenced {
+		switch e.Fenced = errors.Is(e.err, store.ErrFenced); {
+		case e.err == nil:
 			s.tellRemoved()
+		case !e.Fenced:
+			s.tellFailure(e.err.Error())
 		}
 	}
 	e.Exiting = s.life.Phase == life.Running && s.life.Doing != life.EndSandbox && s.root != nil && s.root.Exiting()

@@ -428,6 +428,61 @@ func TestAPausedJobWhoseGPUIsTakenStaysPaused(t *testing.T) {
 	})
 }
 
+// TestAJobWhoseDirectoryWasRenamedIsToldSo, whoever asks: nothing is lost once it has its name again.
+func TestAJobWhoseDirectoryWasRenamedIsToldSo(t *testing.T) {
+	testenv.Simulated(t, func(t *testing.T) {
+		a := newAsked(t, "--probe", "off")
+		a.cucriu(0, "checkpoint 000001", "jobs", "checkpoint", "train")
+		aside, says := a.dir+".aside", "job directory "+a.dir+" was moved or removed: bring the directory back as it was"
+		moves := func(from, to string) {
+			t.Helper()
+			if err := os.Rename(from, to); err != nil {
+				t.Fatal(err)
+			}
+		}
+		moves(a.dir, aside)
+		testenv.Eventually(t, 3*testenv.Soon, "the supervisor has seen it", func() bool { return len(a.saidLines(says)) > 0 })
+		list := strings.Join(strings.Fields(a.cucriu(0, " running ", "jobs", "list")), " ")
+		if !strings.Contains(list, says) || strings.Contains(list, "not protected") {
+			t.Errorf("jobs list says %s", list)
+		}
+		for _, job := range []string{"train", aside} {
+			a.cucriu(3, says, "jobs", "checkpoint", job)
+			a.cucriu(3, says, "jobs", "show", job)
+			a.cucriu(3, "train is running", "jobs", "rm", job, "--yes")
+			a.cucriu(1, says, "jobs", "stop", job)
+		}
+		moves(aside, a.dir)
+		a.cucriu(0, "checkpoint 000002", "jobs", "checkpoint", "train")
+
+		// A copy of it is not the job's.
+		if out, err := exec.Command("cp", "-a", a.dir, aside).CombinedOutput(); err != nil {
+			t.Fatalf("%v: %s", err, out)
+		}
+		a.cucriu(3, aside+" was moved or copied: the job's checkpoints can be restored as "+a.dir+": use that one", "jobs", "stop", aside)
+		if err := os.RemoveAll(aside); err != nil {
+			t.Fatal(err)
+		}
+
+		// Its last checkpoint has nowhere to go.
+		moves(a.dir, aside)
+		if err := a.super.Process.Signal(unix.SIGTERM); err != nil {
+			t.Fatal(err)
+		}
+		a.ends(125)
+		moves(aside, a.dir)
+		if n := len(a.saidLines("once its directory is back, the same command resumes from checkpoint 000002")); n != 1 {
+			t.Errorf("it says %s", a.said)
+		}
+		a.run()
+		a.job.WaitTicks(3)
+		a.finish()
+		if text := "resumes from checkpoint 000002"; !strings.Contains(a.said.String(), text) {
+			t.Errorf("no %q:\n%s", text, a.said)
+		}
+	})
+}
+
 // TestAPauseThatFailsIsUndone: what was stopped goes on.
 func TestAPauseThatFailsIsUndone(t *testing.T) {
 	testenv.Simulated(t, func(t *testing.T) {

@@ -4,6 +4,7 @@ import (
 	"crypto/rand"
 	"errors"
 	"fmt"
+	"io/fs"
 	"os"
 	"strings"
 	"time"
@@ -106,6 +107,13 @@ func (o Owner) IsOfThisBoot() bool {
 	return err == nil && o.BootID == boot
 }
 
+const bringBack = "bring the directory back as it was"
+
+// away explains that a job's directory is not where it was.
+func away(dir string, cause error) error {
+	return fault.Because(cause, fmt.Sprintf("job directory %s was moved or removed", dir), bringBack)
+}
+
 // Fenced fails with [ErrFenced] if somebody else has become the owner.
 func (s *Store) Fenced() error {
 	if s.lock == nil {
@@ -116,7 +124,10 @@ func (s *Store) Fenced() error {
 	case err != nil:
 		return fmt.Errorf("job directory %s: cannot tell who owns it: %w", s.dir, err)
 	case now.Generation == 0:
-		return fault.New(fmt.Sprintf("job directory %s: %s was removed", s.dir, ownerName), "bring the directory back as it was")
+		if _, err := os.Stat(s.dir); errors.Is(err, fs.ErrNotExist) {
+			return away(s.dir, nil)
+		}
+		return fault.New(fmt.Sprintf("job directory %s: %s was removed", s.dir, ownerName), bringBack)
 	case now.Generation < s.owner.Generation && (now.Released || now.onHostOf(s.owner)):
 		return fmt.Errorf("job directory %s: it was replaced by an earlier copy (%s has generation %d, not %d): restore the right one", s.dir, ownerName, now.Generation, s.owner.Generation)
 	case now.Generation != s.owner.Generation || now.Token != s.owner.Token:

@@ -148,7 +148,10 @@ func (s *Store) checkpointDir(name string) string { return s.path(CheckpointsDir
 // is in it, and it holds the memory of the job.
 func checkDir(dir string) error {
 	var stat unix.Stat_t
-	if err := unix.Lstat(dir, &stat); err != nil {
+	err := unix.Lstat(dir, &stat)
+	if errors.Is(err, fs.ErrNotExist) {
+		return away(dir, err)
+	} else if err != nil {
 		return fmt.Errorf("job directory %s: %w", dir, err)
 	}
 	switch {
