@@ -18,6 +18,7 @@ import (
 	"cucriu/internal/jobs/store"
 	"cucriu/internal/kit/fault"
 	"cucriu/internal/kit/proc"
+	"cucriu/internal/kit/rundir"
 )
 
 // ErrNoSupervisor says that no supervisor on this host takes care of a job.
@@ -171,8 +172,34 @@ func lookWhetherStopped(ctx context.Context, conn *net.UnixConn, stopped func(pi
 func notFound(meaning, remedy string) error { return preflight.AsRefusal(fault.New(meaning, remedy)) }
 
 // Find finds a job by its directory or, on the host that runs it, by its name. What has a slash
-// in it is a directory.
+// in it is a directory. It fails if the job's supervisor has another run directory.
 func Find(runDir, arg string) (Local, error) {
+	l, err := find(runDir, arg)
+	if err != nil || l.PID != 0 || l.alive || CheckRecord(l.Dir) != nil { // a copy names the process of another job
+		return l, err
+	}
+	if owner, err := store.OwnerOf(l.Dir); err == nil && owner.IsHere() {
+		if other := runDirOf(owner.PID); other != "" && !isSame(other, runDir) {
+			return l, preflight.AsRefusal(fault.New(fmt.Sprintf("%s (%s) runs here under process %d, with another "+
+				"run directory than %s", l.Name, l.Dir, owner.PID, runDir), "set CUCRIU_RUN_DIR="+other))
+		}
+	}
+	return l, nil
+}
+
+// runDirOf returns the run directory in which a supervisor holds its lock; "" if it holds none.
+func runDirOf(pid int) string {
+	open, _ := proc.Descriptors(pid)
+	for _, path := range open {
+		folder, name := filepath.Split(path)
+		if jobs := filepath.Dir(filepath.Clean(folder)); name == claimName && filepath.Base(jobs) == rundir.Jobs {
+			return filepath.Dir(jobs)
+		}
+	}
+	return ""
+}
+
+func find(runDir, arg string) (Local, error) {
 	if strings.ContainsRune(arg, filepath.Separator) || arg == "." || arg == ".." {
 		return findDir(runDir, arg)
 	}

@@ -483,6 +483,22 @@ func TestAJobWhoseDirectoryWasRenamedIsToldSo(t *testing.T) {
 	})
 }
 
+// TestAJobOfAnotherRunDirectoryIsNotTakenForOneThatDoesNotRun, and its own is named.
+func TestAJobOfAnotherRunDirectoryIsNotTakenForOneThatDoesNotRun(t *testing.T) {
+	testenv.Simulated(t, func(t *testing.T) {
+		a, other := newAsked(t), t.TempDir()
+		a.Setenv("CUCRIU_RUN_DIR", other)
+		says := fmt.Sprintf("train (%s) runs here under process %d, with another run directory than %s: set CUCRIU_RUN_DIR=%s\n",
+			a.dir, a.super.Process.Pid, other, a.RunDir)
+		for _, op := range []string{"checkpoint", "pause", "stop", "show", "rm", "verify"} {
+			a.cucriu(3, says, "jobs", op, a.dir)
+		}
+		a.Setenv("CUCRIU_RUN_DIR", a.RunDir)
+		a.cucriu(0, "checkpoint 000001", "jobs", "checkpoint", a.dir)
+		a.finish()
+	})
+}
+
 // TestAPauseThatFailsIsUndone: what was stopped goes on.
 func TestAPauseThatFailsIsUndone(t *testing.T) {
 	testenv.Simulated(t, func(t *testing.T) {
