@@ -24,8 +24,8 @@ import (
 // ErrNoSupervisor says that no supervisor on this host takes care of a job.
 var ErrNoSupervisor = errors.New("no supervisor")
 
-// NoSupervisor returns [ErrNoSupervisor] for one job.
-func NoSupervisor(job Local) error {
+// noSupervisor returns [ErrNoSupervisor] for one job.
+func noSupervisor(job Local) error {
 	meaning := "does not run on this host"
 	remedy := "run this where it runs (cucriu jobs show says which host has it), or start it with the same cucriu run"
 	switch job.State {
@@ -68,7 +68,7 @@ func untoldRemedy(job Local) string {
 func Ask(ctx context.Context, runDir string, job Local, r Request, progress func(text string, expected time.Duration)) (Answer, error) {
 	conn, err := dial(localDir(runDir, job.Dir))
 	if err != nil {
-		return Answer{}, NoSupervisor(job)
+		return Answer{}, noSupervisor(job)
 	}
 	defer conn.Close()
 	if pid := stoppedListener(conn); pid != 0 {

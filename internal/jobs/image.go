@@ -105,9 +105,9 @@ func CheckRestore(ctx context.Context, hook *hooks.Hook, dir string) (preflight.
 	return append(findings, putBackFindings(ctx, dir)...), err
 }
 
-// CheckFiles finds what is not as it was at a checkpoint of a long job, of the files and directories
+// checkFiles finds what is not as it was at a checkpoint of a long job, of the files and directories
 // that it needs as they were.
-func CheckFiles(ctx context.Context, dir string) (preflight.Findings, error) {
+func checkFiles(ctx context.Context, dir string) (preflight.Findings, error) {
 	except, err := files.Covered(dir)
 	if err != nil {
 		return nil, err

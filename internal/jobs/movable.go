@@ -65,7 +65,7 @@ func (j *Movable) IsUnattended() bool { return j.State == StateUnattended }
 func (j *Movable) CheckLeaves() (of Description, err error) {
 	if !j.Runs() {
 		if j.PID == 0 {
-			return of, NoSupervisor(j.Local)
+			return of, noSupervisor(j.Local)
 		}
 		return of, fmt.Errorf("%s cannot move now, its state is %q: see cucriu jobs list", j.Name, j.State)
 	}
@@ -82,7 +82,7 @@ func (j *Movable) IsOf(path string, begun time.Time) (bool, error) {
 	if path == "" {
 		path = filepath.Join(j.Dir, recordName)
 	}
-	of, err := DescribeAs(path)
+	of, err := describeAs(path)
 	return of.Dir == j.Dir && of.Begun.Equal(begun), err
 }
 
@@ -125,7 +125,7 @@ func (j *Movable) Newest() (newest store.Checkpoint, found bool, err error) {
 
 // FilesChanged reports whether files that the job needs as they were at a checkpoint, in dir, are others by now.
 func (j *Movable) FilesChanged(ctx context.Context, dir string) bool {
-	findings, err := CheckFiles(ctx, dir)
+	findings, err := checkFiles(ctx, dir)
 	return err != nil || findings.Err() != nil
 }
 

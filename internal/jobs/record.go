@@ -48,7 +48,7 @@ type finished struct {
 
 const recordVersion = 1
 
-// recordKind is one whose record may have another name yet: see [DescribeAs].
+// recordKind is one whose record may have another name yet: see [describeAs].
 var recordKind = records.Kind[record]{
 	Version: recordVersion,
 	Remedy:  "restore it from a backup; or, if the job has not finished, move it away and name the command to cucriu run again: the job resumes from its checkpoints",
@@ -278,11 +278,11 @@ type Description struct {
 // Describe reads what the directory of a job says of it. The error is [fs.ErrNotExist] if it is not
 // the directory of a job.
 func Describe(dir string) (Description, error) {
-	return DescribeAs(filepath.Join(dir, recordName))
+	return describeAs(filepath.Join(dir, recordName))
 }
 
-// DescribeAs is Describe for a record that has another name yet.
-func DescribeAs(path string) (Description, error) {
+// describeAs is Describe for a record that has another name yet.
+func describeAs(path string) (Description, error) {
 	r, err := loadRecord(path)
 	return Description{Name: r.Name, Dir: r.Dir, Command: r.Command, Begun: r.Begun, Finished: r.Finished != nil, User: r.User, Adopted: r.Adopted, Attached: r.Input != inputNone}, err
 }
