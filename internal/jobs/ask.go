@@ -242,7 +242,7 @@ func findDir(runDir, dir string) (Local, error) {
 		return Local{}, err
 	}
 	folder := localDir(runDir, dir)
-	if _, err := os.Stat(r.Dir); errors.Is(err, fs.ErrNotExist) && r.Dir != "" { // it was moved, maybe under a job that runs
+	if _, err := os.Stat(r.Dir); errors.Is(err, fs.ErrNotExist) && r.Dir != "" { // moved, maybe under a job that runs
 		if l, err := readLocal(localDir(runDir, r.Dir)); err == nil && (l.PID != 0 || l.alive) {
 			folder = localDir(runDir, r.Dir)
 		}

@@ -163,7 +163,8 @@ func (s *core) killPatiently(ctx context.Context) (over func()) {
 
 // sayNext says from where the job resumes.
 func (s *core) sayNext() error {
-	if newest := s.status.newest(); newest != nil && errors.As(s.store.Fenced(), new(*fault.Explained)) { // as the end reports
+	newest := s.status.newest()
+	if isAway := new(fault.Explained); newest != nil && errors.As(s.store.Fenced(), &isAway) { // as the end reports
 		s.say(fmt.Sprintf("once its directory is back, the same command resumes from checkpoint %s of %s",
 			newest.Name, newest.At.Local().Format(time.DateTime)))
 		return nil

@@ -459,7 +459,8 @@ func TestAJobWhoseDirectoryWasRenamedIsToldSo(t *testing.T) {
 		if out, err := exec.Command("cp", "-a", a.dir, aside).CombinedOutput(); err != nil {
 			t.Fatalf("%v: %s", err, out)
 		}
-		a.cucriu(3, aside+" was moved or copied: the job's checkpoints can be restored as "+a.dir+": use that one", "jobs", "stop", aside)
+		a.cucriu(3, aside+" was moved or copied: the job's checkpoints can be restored as "+a.dir+": use that one",
+			"jobs", "stop", aside)
 		if err := os.RemoveAll(aside); err != nil {
 			t.Fatal(err)
 		}
@@ -488,8 +489,8 @@ func TestAJobOfAnotherRunDirectoryIsNotTakenForOneThatDoesNotRun(t *testing.T) {
 	testenv.Simulated(t, func(t *testing.T) {
 		a, other := newAsked(t), t.TempDir()
 		a.Setenv("CUCRIU_RUN_DIR", other)
-		says := fmt.Sprintf("train (%s) runs here under process %d, with another run directory than %s: set CUCRIU_RUN_DIR=%s\n",
-			a.dir, a.super.Process.Pid, other, a.RunDir)
+		says := fmt.Sprintf("train (%s) runs here under process %d, with another run directory than %s: "+
+			"set CUCRIU_RUN_DIR=%s\n", a.dir, a.super.Process.Pid, other, a.RunDir)
 		for _, op := range []string{"checkpoint", "pause", "stop", "show", "rm", "verify"} {
 			a.cucriu(3, says, "jobs", op, a.dir)
 		}

@@ -58,7 +58,9 @@ func TestWithoutTheHookTheThreadsWait(t *testing.T) {
 		host.Setenv("CUCRIU_CONFIG", host.Config("version: 1\n"))
 		says = fmt.Sprintf("process %d was restored from %s by a restore that failed (restore.on_failure: leave), "+
 			"and can never run: kill -9 %[1]d, then cucriu restore -D %[2]s", job.PID, images)
-		for _, args := range [][]string{{"recover"}, {"resume", "-p", job.Root()}, {"dump", "-t", job.Root(), "-D", images + "2"}} {
+		for _, args := range [][]string{
+			{"recover"}, {"resume", "-p", job.Root()}, {"dump", "-t", job.Root(), "-D", images + "2"},
+		} {
 			if out, _ := host.Cucriu(args...); !strings.Contains(out, says) {
 				t.Errorf("cucriu %v does not say %q:\n%s", args, says, out)
 			}

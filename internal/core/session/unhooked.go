@@ -16,8 +16,8 @@ import (
 )
 
 // Unhooked explains a process whose threads are parked, and that no session of this run directory holds: criu has
-// restored it without cucriu-hook, or a restore that failed has left it, and nobody brings its GPU memory back, or another
-// run directory knows it. It returns nil for any other, such as one that somebody is at work on.
+// restored it without cucriu-hook, or a restore that failed has left it, and nobody brings its GPU memory back, or
+// another run directory knows it. It returns nil for any other, such as one that somebody is at work on.
 func Unhooked(runDir string, pid int) error {
 	status, err := proc.ReadStatus(pid)
 	if err != nil || status.TracerPID != 0 {
@@ -118,7 +118,7 @@ func leftWith(s *journal.Session, id proc.Ident) (tree []int) {
 	return tree
 }
 
-// neverRuns says how a process was restored without its GPU memory, and that it and those with it make room.
+// neverRuns says how a process came to be without its GPU memory, and what restores its job.
 func neverRuns(id proc.Ident, images, how string, tree []int) error {
 	return fault.New(fmt.Sprintf("process %d was restored from %s %s, and can never run", id.PID, images, how),
 		fmt.Sprintf("kill -9 %s, then cucriu restore -D %s", strings.Trim(fmt.Sprint(tree), "[]"), images))
