@@ -18,12 +18,10 @@ import (
 
 	"cucriu/hooks"
 	"cucriu/hooks/config"
-	"cucriu/internal/jobs/job"
 	"cucriu/internal/kit/logging"
 	"cucriu/internal/kit/proc"
 	"cucriu/internal/kit/quote"
 	"cucriu/internal/kit/self"
-	"cucriu/internal/kit/twice"
 	"cucriu/internal/kit/version"
 )
 
@@ -113,10 +111,5 @@ func run(args []string) error {
 	// criu's log may be a pipe whose reader has ended. That must not stop the hook in the
 	// middle of the protocol.
 	signal.Ignore(unix.SIGPIPE)
-	if os.Getenv("CRTOOLS_SCRIPT_ACTION") == "pre-restore" {
-		if err := job.RefuseAlone(os.Getenv("CRTOOLS_IMAGE_DIR"), twice.Start{}); err != nil {
-			return err
-		}
-	}
 	return hooks.Run(context.Background(), hook, os.Getenv)
 }

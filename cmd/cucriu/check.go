@@ -68,7 +68,7 @@ forced: ` + strings.Join(preflight.Forceable(), ", ") + `.`,
 				}
 				more = append(long, more...)
 			case dir != "":
-				err = cmp.Or(job.RefuseDirectory(dir), job.RefuseAlone(dir, twice.Start{}))
+				err = cmp.Or(job.RefuseDirectory(dir), twice.RefuseKept(dir, twice.Start{}))
 				if err = preflight.AsRefusal(err); err == nil {
 					more, err = jobs.CheckRestore(cmd.Context(), hook, dir)
 				}

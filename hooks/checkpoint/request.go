@@ -82,6 +82,9 @@ type Options struct {
 	// NoChecksums leaves criu's files without checksums: whoever has the dump made makes their own, or uses it
 	// up at once.
 	NoChecksums bool
+	// Supervised says that who restores has the lease of the long job in whose directory the image is. Any other
+	// restore of such an image is refused, because its job could run twice.
+	Supervised bool
 	// CheckImage, if it is set, checks an image while criu restores it, in place of the checksums that Dump
 	// has made. If it returns an error, the restore fails.
 	CheckImage func(context.Context) error
@@ -169,6 +172,7 @@ func start(env *session.Env, kind journal.Kind, options Options, imagesDir strin
 	d.stage = stages.Stage{
 		ImageDir: imagesDir, Client: &self, Checked: true, Hold: hold, Written: options.Written,
 		Compare: options.Compare, Base: options.Base, CopyAll: options.VerifyUnchanged,
+		Supervised: options.Supervised,
 	}
 	empty, err := rundir.Make(env.Config.RunDir, noPlugins)
 	if err != nil {

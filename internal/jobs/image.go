@@ -28,7 +28,7 @@ func RestoreCut(ctx context.Context, hook *hooks.Hook, dir string, options check
 		return checkpoint.Result{}, preflight.AsRefusal(err)
 	}
 	var asItWas twice.Start // the job that the image was made of, in the pid namespace of this program or of the image
-	if err := cmp.Or(job.RefuseDirectory(dir), job.RefuseAlone(dir, asItWas)); err != nil {
+	if err := cmp.Or(job.RefuseDirectory(dir), twice.RefuseKept(dir, asItWas)); err != nil {
 		return checkpoint.Result{}, preflight.AsRefusal(err)
 	}
 	img := store.OpenImage(dir)

@@ -14,15 +14,15 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"cucriu/internal/jobs/job"
 	"cucriu/internal/jobs/sandbox"
 	"cucriu/internal/jobs/store"
 	"cucriu/internal/kit/fault"
 	"cucriu/internal/kit/proc"
 	"cucriu/internal/kit/records"
+	"cucriu/internal/kit/twice"
 )
 
-const recordName = job.RecordName // in the directory of the job
+const recordName = twice.RecordName // in the directory of the job
 
 // record is what the directory of a job says of it, beside its checkpoints.
 type record struct {

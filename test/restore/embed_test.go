@@ -1,11 +1,13 @@
 package restore
 
 import (
+	"errors"
 	"os"
 	"path/filepath"
 	"strings"
 	"testing"
 
+	"cucriu/internal/kit/twice"
 	"cucriu/internal/testenv"
 )
 
@@ -58,12 +60,37 @@ func TestAnEmbedderMapsGPUsAndGetsRefusalsAsValues(t *testing.T) {
 		embed(0, "image sha256:", "show", images)
 		embed(refused, "refused: gpu-map: ", "restore", images, "0=7")
 		embed(refused, "remedy: ", "restore", images, "0=7")
+		refusesACheckpointOfALongJob(t, host, images)
 		embed(0, gpus[0]+" -> "+gpus[1]+": rule", "restore", images, "0=1")
 		job.Runs()
 		if got := job.MustStatus(0).GPUs[0].UUID; got != gpus[1] {
 			t.Errorf("the job is on %s, want %s", got, gpus[1])
 		}
 	})
+}
+
+// refusesACheckpointOfALongJob tries to restore an image as if it were one, which would run beside what its supervisor
+// resumes: with a program that uses package checkpoint, and with one that uses go-criu.
+func refusesACheckpointOfALongJob(t *testing.T, host *testenv.Host, images string) {
+	t.Helper()
+	dir := t.TempDir()
+	testenv.WriteFile(t, filepath.Join(dir, twice.RecordName), "{}")
+	kept := filepath.Join(dir, twice.CheckpointsDir, "000001")
+	move := func(from, to string) {
+		t.Helper()
+		if err := errors.Join(os.MkdirAll(filepath.Dir(to), 0o700), os.Rename(from, to)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	move(images, kept)
+	defer move(kept, images)
+	out, err := host.Command(embedder(t), "restore", kept).CombinedOutput()
+	if err == nil || !strings.Contains(string(out), "which could then run twice") {
+		t.Fatalf("%v: %s", err, out)
+	}
+	if said, err := goCriu(t, host, "restore", kept); err == nil || !strings.Contains(said, "which could then run twice") {
+		t.Fatalf("%v: %s", err, said)
+	}
 }
 
 // TestAnEmbedderWithoutAWatcherIsRefused before anything is touched.

@@ -26,6 +26,9 @@ import (
 // anything.
 func (c *call) preRestore(ctx context.Context) (err error) {
 	defer func() { err = preflight.AsRefusal(err) }()
+	if err := c.refuseKept(); err != nil {
+		return err
+	}
 	img := imagedir.Open(c.stage.ImageDir)
 	if err := c.checkImage(ctx, img); err != nil {
 		return err
@@ -166,6 +169,15 @@ func freeAddresses(ctx context.Context, log *slog.Logger, img *imagedir.Image) e
 		return nil
 	}
 	return err
+}
+
+// refuseKept refuses a checkpoint in the directory of its long job, unless that job's supervisor restores it.
+func (c *call) refuseKept() error {
+	name, err := c.stage.imagePath()
+	if err != nil {
+		return err
+	}
+	return twice.RefuseKept(name, twice.Start{Supervised: c.stage.Supervised})
 }
 
 // refuseTakenPIDs refuses a restore that needs pids which are in use. criu would find that only when it

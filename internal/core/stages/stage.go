@@ -32,6 +32,9 @@ type Stage struct {
 	ImagePath string
 	InitPID   string // CRTOOLS_INIT_PID: the root task, a pid that criu's caller sees
 
+	// Supervised says that who restores has the lease of the long job that the image was made of.
+	Supervised bool `json:"-"`
+
 	// Stopped is called at pre-dump once no process of the tree runs or, if none uses CUDA, before criu stops them. It is
 	// nil if there is nothing to do. If it returns an error, the dump fails.
 	Stopped func() error `json:"-"`

@@ -280,6 +280,7 @@ func restore(ctx context.Context, hook *hooks.Hook, criu string, r Request) (a A
 		defer terminal.File.Close()
 		options.Inherit = append(options.Inherit, *terminal)
 	}
+	options.Supervised = true
 	a.Result, err = checkpoint.Restore(ctx, hook, r.Images, options)
 	if isOfImage(err) {
 		err = preflight.AsFailure(err)

@@ -19,7 +19,7 @@ func TestOneImageIsStartedAgainAsAnotherJob(t *testing.T) {
 		t.Fatal(err)
 	}
 	const made = "inventory.img"
-	written := []string{filepath.Join(dir, RecordName), filepath.Join(images, made), filepath.Join(copied, made)}
+	written := []string{filepath.Join(dir, twice.RecordName), filepath.Join(images, made), filepath.Join(copied, made)}
 	for _, path := range written {
 		if err := os.WriteFile(path, nil, 0o600); err != nil {
 			t.Fatal(err)
@@ -49,7 +49,7 @@ func TestOneImageIsStartedAgainAsAnotherJob(t *testing.T) {
 		{copied, twice.Start{As: original}, true, true},
 		{copied, twice.Start{As: twice.Long("/jobs/another")}, true, true},
 	} {
-		if err := RefuseAlone(test.image, test.start); (err == nil) != test.alone {
+		if err := twice.RefuseKept(test.image, test.start); (err == nil) != test.alone {
 			t.Errorf("%s: start %+v: %v", test.image, test.start, err)
 		}
 		lock, err := LockStart(image.Open(test.image), test.start)

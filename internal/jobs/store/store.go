@@ -18,10 +18,11 @@ import (
 	"cucriu/internal/kit/durable"
 	"cucriu/internal/kit/fault"
 	"cucriu/internal/kit/pages"
+	"cucriu/internal/kit/twice"
 )
 
 // CheckpointsDir is the directory of the checkpoints in that of a job.
-const CheckpointsDir = "checkpoints"
+const CheckpointsDir = twice.CheckpointsDir
 
 const (
 	lockName      = "lock"

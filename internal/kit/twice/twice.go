@@ -6,8 +6,8 @@
 //
 // That a job runs, or may run, is seen in five places. Each sees what the others do not:
 //
-//	the lock of an image    package job      another start of the job that it was made of is at work
-//	where an image is       package job      in the directory of a long job, which its supervisor alone starts
+//	the lock of an image    package job      another start of the job that it was made of is at work (cucriu restore asks)
+//	where an image is       [KeptIn]         in the directory of a long job, which its supervisor alone starts
 //	the owner of a store    package store    a supervisor of this host or of another has the job
 //	the record of a move    package jobs     the job belongs to another host, or may
 //	the pids in use         core/inspect     a process has a number that the image needs
