@@ -1,6 +1,7 @@
 package cli
 
 import (
+	"errors"
 	"os"
 	"path/filepath"
 	"strings"
@@ -55,6 +56,10 @@ func TestMistakesAboutWhatToRestore(t *testing.T) {
 		optionless := b.damaged(t, "optionless", func(dir string) error {
 			return os.WriteFile(filepath.Join(dir, image.OptionsName), []byte("{"), 0o600)
 		})
+		linked := b.damaged(t, "linked", func(dir string) error {
+			name := filepath.Join(dir, "pages-1.img")
+			return errors.Join(os.Rename(name, b.path("pages")), os.Symlink(b.path("pages"), name))
+		})
 		const damagedOptions = "is damaged (unexpected end of JSON input): copy the image again from its source"
 		restore := func(dir string, more ...string) []string { return append([]string{"restore", "-D", dir}, more...) }
 		b.make(t,
@@ -64,6 +69,8 @@ func TestMistakesAboutWhatToRestore(t *testing.T) {
 			mistake{"a foreign directory", restore("foreign"), refused, "neither a criu image (inventory.img) nor a cucriu manifest is in "},
 			mistake{"a part of an image", restore(without("partial", "core-*.img")), refused, "copy the image again from its source"},
 			mistake{"no GPU state", restore(without("stateless", "cucriu-pages-*")), refused, "copy the image again from its source"},
+			mistake{"a file elsewhere", restore(linked), refused, ": image: pages-1.img: pages-1.img is not a regular file: "},
+			mistake{"check of a file elsewhere", []string{"check", "-D", linked}, refused, "1 blocking finding: image"},
 			mistake{"no tree", restore(without("treeless", "pstree.img")), refused, "copy the image again"},
 			mistake{"no inventory", restore(without("uncounted", "inventory.img")), refused, "uncounted/inventory.img is missing: the image is incomplete: copy the image again from its source"},
 			mistake{"damaged options", restore(optionless), refused, damagedOptions},

@@ -3,6 +3,7 @@ package imagedir
 import (
 	"crypto/sha256"
 	"fmt"
+	"os"
 	"slices"
 	"strings"
 	"sync"
@@ -39,8 +40,27 @@ func once[T any](dir string, read func(dir string) (T, error)) func() (T, error)
 	return sync.OnceValues(func() (T, error) { return read(dir) })
 }
 
-// Whole is [criuimage.Check].
-func (i *Image) Whole() (criuimage.Tree, error) { return criuimage.Check(i.Dir, i.Tree) }
+// Whole is [criuimage.Check], and refuses an image with checksums in which a file of criu is missing, is no regular
+// file, or does not have its size. It does not compare the checksums.
+func (i *Image) Whole() (criuimage.Tree, error) {
+	tree, err := criuimage.Check(i.Dir, i.Tree)
+	if err != nil {
+		return tree, err
+	}
+	return tree, i.checkFiles(func(root *os.Root, files []File) error {
+		for _, of := range files {
+			if of.Name == ManifestName { // whoever reads it says what is wrong with it
+				continue
+			}
+			f, err := of.Open(root)
+			if err != nil {
+				return err
+			}
+			f.Close()
+		}
+		return nil
+	})
+}
 
 // Digest returns by what an image is known wherever it lies: the digest of the list of its files with their checksums;
 // "" if there is no list. It tells images apart, and does not show that they are undamaged.

@@ -93,6 +93,12 @@ func ReadSums(dir string) ([]File, error) { return sumsKind.Read(dir) }
 // CheckSums reads the files of an image that has checksums, and fails if one is not as it was written. The
 // error is a [FileError] with its remedy.
 func (i *Image) CheckSums(ctx context.Context) error {
+	return i.checkFiles(func(root *os.Root, files []File) error {
+		return CheckFiles(ctx, root, files, runtime.GOMAXPROCS(0), func(int) {})
+	})
+}
+
+func (i *Image) checkFiles(check func(*os.Root, []File) error) error {
 	files, err := i.Sums()
 	if errors.Is(err, os.ErrNotExist) {
 		return nil
@@ -105,7 +111,7 @@ func (i *Image) CheckSums(ctx context.Context) error {
 		return err
 	}
 	defer root.Close()
-	err = CheckFiles(ctx, root, files, runtime.GOMAXPROCS(0), func(int) {})
+	err = check(root, files)
 	if damaged := new(FileError); errors.As(err, &damaged) {
 		return fault.Because(err, err.Error(), manifestKind.Remedy)
 	}
