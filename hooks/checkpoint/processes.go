@@ -82,7 +82,7 @@ func Processes(ctx context.Context, hook *hooks.Hook) ([]CUDAProcess, error) {
 		return nil, err
 	}
 	found := make([]*CUDAProcess, len(pids))
-	proc.AtOnce(len(pids), len(pids), func(i int) { found[i] = look(ctx, driver, pids[i]) })
+	proc.AtOnce(len(pids), len(pids), func(i int) { found[i] = look(ctx, driver, env.Config.RunDir, pids[i]) })
 	processes := []CUDAProcess{}
 	for _, p := range found {
 		if p == nil {
@@ -102,7 +102,7 @@ func Processes(ctx context.Context, hook *hooks.Hook) ([]CUDAProcess, error) {
 }
 
 // look describes a process, nil if it has no CUDA or has ended.
-func look(ctx context.Context, driver *cudackpt.Driver, pid int) *CUDAProcess {
+func look(ctx context.Context, driver *cudackpt.Driver, runDir string, pid int) *CUDAProcess {
 	ctx, cancel := context.WithTimeout(ctx, askTimeout)
 	defer cancel()
 	status, err := proc.ReadStatus(pid)
@@ -121,23 +121,30 @@ func look(ctx context.Context, driver *cudackpt.Driver, pid int) *CUDAProcess {
 		p.Note = err.Error()
 		return p
 	}
-	p.State, p.Note = stateOf(ctx, driver, pid)
+	p.State, p.Note = stateOf(ctx, driver, runDir, pid)
 	if p.GPUs, err = inspect.VisibleGPUs(ctx, driver, pid); err != nil && p.Note == "" {
 		p.Note = err.Error()
 	}
 	if p.MemoryBytes, err = driver.ProcessMemory(ctx, pid); err != nil && p.Note == "" {
 		p.Note = err.Error()
 	}
+	if _, gone := proc.ReadStatus(pid); gone != nil { // which the notes would be about
+		return nil
+	}
 	return p
 }
 
-// stateOf asks for the state of a process if it can answer.
-func stateOf(ctx context.Context, driver *cudackpt.Driver, pid int) (state, note string) {
+// stateOf asks for the state of a process if it can answer. While a dump or restore is at work on it, the driver
+// answers only when it is through with what that has asked for.
+func stateOf(ctx context.Context, driver *cudackpt.Driver, runDir string, pid int) (state, note string) {
 	if frozen, err := proc.FrozenBy(pid); err == nil && len(frozen) > 0 {
 		return unknownState, "frozen by " + frozen[0].Dir
 	}
 	if stopped, err := proc.Stopped(pid); err == nil && stopped {
 		return unknownState, noteStopped
+	}
+	if s, err := sessionOfProcess(runDir, pid); err == nil && s != nil && !s.Suspended() {
+		return unknownState, s.Conflict().Error()
 	}
 	answer, err := driver.Process(pid).State(ctx)
 	if err != nil {
@@ -160,8 +167,11 @@ func States(ctx context.Context, hook *hooks.Hook, pids []int) ([]CUDAProcess, e
 		if err != nil {
 			return nil, preflight.AsRefusal(err)
 		}
-		p := look(ctx, driver, pid)
+		p := look(ctx, driver, env.Config.RunDir, pid)
 		if p == nil {
+			if _, err := sessionOfProcess(env.Config.RunDir, pid); err != nil { // it has ended meanwhile
+				return nil, preflight.AsRefusal(err)
+			}
 			return nil, preflight.AsRefusal(fmt.Errorf("process %d uses no CUDA: name one that does (cucriu status lists them)", pid))
 		}
 		if p.Note == noteStopped && (s == nil || s.Suspended()) {
