@@ -17,6 +17,7 @@ func TestEverySeenResultIsExplained(t *testing.T) {
 	}{
 		{callLock, ResultNotReady, false, []string{"CUDA_ERROR_NOT_READY (600)", "still in flight", "running as before"}},
 		{callLock, ResultIllegalState, false, []string{"CUDA_ERROR_ILLEGAL_STATE (401)", "not running"}},
+		{callLock, ResultNotSupported, false, []string{"without a profiler (CUPTI)", "MIG"}},
 		{callLock, ResultNotInitialized, false, []string{"CUDA_ERROR_NOT_INITIALIZED (3)", "does not use CUDA"}},
 		{callLock, ResultOperatingSystem, true, []string{"CUDA_ERROR_OPERATING_SYSTEM (304)", "no such process", "check the pid"}},
 		{callGetState, ResultOperatingSystem, false, []string{"cannot be reached"}},

@@ -78,6 +78,10 @@ var meanings = map[cause]meaning{
 	{"", ResultNotFound, false}:             {"the driver did not find what it needs in the target", "check that target and controller use the same version of the driver's library"},
 	{"", ResultNotReady, false}:             {"the process is not ready", "try again"},
 	{"", ResultNotPermitted, false}:         {"the driver does not permit it", "run as root"},
-	{"", ResultNotSupported, false}:         {"the driver does not support it for this process or on this platform", "check the driver's release notes: MIG, MPS, managed memory and some arm64 platforms are excluded"},
 	{"", ResultUnknown, false}:              {"the driver failed internally", "look for Xid messages in the kernel log (dmesg)"},
+	{"", ResultNotSupported, false}: {
+		"the driver does not support it for this process or on this platform",
+		"start it without a profiler (CUPTI), even one that leaves it again; MIG, MPS, managed memory and " +
+			"some arm64 platforms are excluded, too: see the driver's release notes",
+	},
 }
