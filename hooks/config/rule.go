@@ -14,6 +14,8 @@ type Rule struct {
 	From Selector `json:"from"`           // among the captured GPUs
 	To   Selector `json:"to"`             // among the visible GPUs
 	Line int      `json:"line,omitempty"` // where it stands in the configuration file; 0 if it is not from a file
+	// File names that file if it is not this host's.
+	File string `json:"file,omitempty"`
 	// Required makes it an error that From was not captured. Without it the rule is skipped, so that one
 	// file can serve many jobs.
 	Required bool `json:"required,omitempty"`
@@ -21,7 +23,10 @@ type Rule struct {
 
 // String names the rule by its line, if it has one, and by its two sides.
 func (r Rule) String() string {
-	if r.Line > 0 {
+	switch {
+	case r.File != "":
+		return fmt.Sprintf("the rule on line %d of %s (from %v to %v)", r.Line, r.File, r.From, r.To)
+	case r.Line > 0:
 		return fmt.Sprintf("the rule on line %d (from %v to %v)", r.Line, r.From, r.To)
 	}
 	return fmt.Sprintf("the rule from %v to %v", r.From, r.To)

@@ -72,8 +72,13 @@ func connect(ctx context.Context, o *Options, id, fingerprint string) (*remote, 
 			if cmd.ProcessState.ExitCode() == shellNotFound {
 				return nil, fmt.Errorf("%s is not found on %s, in the PATH of a command that ssh runs: install it there, or specify where it is with --remote-cucriu /path/to/cucriu", strings.Fields(o.Remote)[0], o.Host)
 			}
-			try := strings.Join(slices.Concat(o.RSH, []string{o.Host}, strings.Fields(o.Remote), []string{"--version"}), " ")
-			return nil, fmt.Errorf("cannot start cucriu on %s (exit %d); try: %s", o.Host, cmd.ProcessState.ExitCode(), try)
+			status := cmd.ProcessState.ExitCode()
+			try := strings.Join(slices.Concat(o.RSH, []string{o.Host}, strings.Fields(o.Remote)), " ")
+			if status == wrongUsage {
+				const text = "cucriu on %s cannot use the configuration of %[1]s or its arguments, as it says above; try: %s gpus"
+				return nil, fmt.Errorf(text, o.Host, try)
+			}
+			return nil, fmt.Errorf("cannot start cucriu on %s (exit %d); try: %s --version", o.Host, status, try)
 		}
 		return nil, fmt.Errorf("cucriu on %s does not answer: %w", o.Host, err)
 	}
@@ -81,7 +86,8 @@ func connect(ctx context.Context, o *Options, id, fingerprint string) (*remote, 
 }
 
 const (
-	refused       = 3   // the exit status of a cucriu that has touched nothing
+	wrongUsage    = 2   // the exit status of a cucriu that cannot use its arguments or its configuration
+	refused       = 3   // that of one that has touched nothing
 	shellNotFound = 127 // that of a shell which does not find the program
 )
 

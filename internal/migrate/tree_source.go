@@ -8,6 +8,7 @@ import (
 	"os"
 	"os/exec"
 	"runtime"
+	"slices"
 	"time"
 
 	"github.com/checkpoint-restore/go-criu/v7/rpc"
@@ -104,7 +105,10 @@ func (s *treeSource) judge(ctx context.Context) (err error) {
 	if s.of, err = prepare.Describe(ctx, s.hook, s.root, s.options.Criu); err != nil {
 		return err
 	}
-	s.of.Map = s.hook.Config.MapFor(s.options.Host)
+	s.of.Map = slices.Clone(s.hook.Config.MapFor(s.options.Host))
+	for i := range s.of.Map { // which the destination judges
+		s.of.Map[i].File = s.hook.Config.File + " on " + s.of.Host.Name
+	}
 	ahead := s.options.Precopy == PrecopyAlways
 	asked := prepareMessage{Job: s.of, TCP: s.options.TCP, Copy: s.options.Copy, Ahead: ahead, Force: s.hook.Force, HostMark: hostMark(s.hook.Config.RunDir)}
 	if err := s.remote.Send(sayPrepare, asked); err != nil {

@@ -17,6 +17,10 @@ func TestWhatCannotMoveIsRefused(t *testing.T) {
 		j := startJob(t, p, p.A)
 		w.Prepare(p.B)
 		p.A.Run("mkdir", "-m", "777", "/tmp/open")
+		ours := p.A.Config("version: 1\nhosts: {c: {map: [{from: {index: 0}, to: {index: 9}}]}}\n")
+		p.A.Setenv("CUCRIU_CONFIG", ours)
+		wrong := "env CUCRIU_CONFIG=" + p.B.Config("version: 1\nlock: {timout: 10s}\n") + " cucriu"
+		asC := testenv.Script(t, "shift; exec ssh b \"$@\"")
 		begin := map[*hosts.Host]traces{p.A: tracesOn(t, w, p.A), p.B: tracesOn(t, w, p.B)}
 
 		here := testenv.Script(t, "shift; exec \"$@\"") // drops the name of the host
@@ -57,6 +61,16 @@ func TestWhatCannotMoveIsRefused(t *testing.T) {
 			"a shell that does nothing": {[]string{"--job", "train", "--to", "b", "--rsh", "true"}, 3, "cannot start cucriu on b (exit 0); try: true b cucriu --version"},
 			"a thread":                  {[]string{"-t", thread, "--to", "b"}, 3, "is a thread of process " + w.Root()},
 			"a directory for everyone":  {[]string{"-t", w.Root(), "--to", "b", "--stage", "/tmp/open"}, 3, "others may write"},
+			"its configuration is wrong": {
+				[]string{"-t", w.Root(), "--to", "b", "--remote-cucriu", wrong},
+				3,
+				"cannot use the configuration of b or its arguments, as it says above; try: ssh b " + wrong + " gpus\n",
+			},
+			"our configuration is wrong": {
+				[]string{"-t", w.Root(), "--to", "c", "--rsh", asC},
+				3,
+				"on b: the rule on line 2 of " + ours + " on a (from index 0 to index 9)",
+			},
 		} {
 			out, err := p.A.Try("cucriu", append([]string{"migrate"}, c.args...)...)
 			if status := testenv.ExitStatus(err); status != c.status || !strings.Contains(out, c.says) {

@@ -210,9 +210,10 @@ var gpuChanges = []change{
 	},
 	{
 		name: "a map that cannot be met", change: func(_ *testing.T, j *Job, _ *Room) {
-			j.Map = []config.Rule{{From: config.Selector{Index: new(0)}, To: config.Selector{Index: new(7)}, Line: 12}}
+			to := config.Selector{Index: new(7)}
+			j.Map = []config.Rule{{From: config.Selector{Index: new(0)}, To: to, Line: 12, File: "/c.yaml on a"}}
 		},
-		want: []string{"error gpu-map"}, words: []string{"index 7"},
+		want: []string{"error gpu-map"}, words: []string{"index 7", "on line 12 of /c.yaml on a"},
 	},
 	{
 		name: "no CUDA", change: func(t *testing.T, j *Job, _ *Room) {
