@@ -53,7 +53,7 @@ type branch struct {
 
 // branches is the table.
 //
-// Compared were, in each of the 57 releases of the open kernel modules from 570.86.15 to 595.45.04: the number of
+// Compared were, in each of these releases of the open kernel modules: the number of
 // NV_ESC_RM_CONTROL and NVOS54_PARAMETERS; the numbers of the classes, commands, indices and flags in module.go;
 // the parameters of these commands with the structures in them, and the lengths of their tables; and
 // the first number of a client. All are the same, and so is the rule by which imported memory is counted. (Of what

@@ -23,5 +23,8 @@
 // symbolic link, and it writes only to a file that has the owner that it had at the
 // checkpoint, and no more names than then.
 //
+// What the processes have open or mapped is read by package inventory. From that, scan.go chooses what belongs to the
+// checkpoint, save.go copies it, list.go has the format of the list, and putback.go puts it back.
+//
 // The package knows /proc, files and a directory. It knows nothing of criu's images or CUDA.
 package files
