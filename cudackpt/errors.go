@@ -1,6 +1,7 @@
 package cudackpt
 
 import (
+	"context"
 	"errors"
 	"fmt"
 
@@ -55,7 +56,15 @@ type InterruptedError struct {
 	// InTheWay is the earlier call that this one waited for: its caller had given it up, but it
 	// was still under way. "" if there was none.
 	InTheWay string
-	Err      error // the context's error
+	Err      error // the context's error, or a cause that wraps it
+}
+
+// whyOver returns the cause for which a context is over, if errors.Is finds the context's own error in it, else that.
+func whyOver(ctx context.Context) error {
+	if cause := context.Cause(ctx); errors.Is(cause, ctx.Err()) {
+		return cause
+	}
+	return ctx.Err()
 }
 
 // Error says whether the operation may still complete.

@@ -23,8 +23,8 @@ type turn struct {
 // ctx ends first, it returns the call that was in the way, or "".
 func (t *turns) take(ctx context.Context, pid int, call string) (release func(), inTheWay string, err error) {
 	for {
-		if err := ctx.Err(); err != nil {
-			return nil, inTheWay, err
+		if ctx.Err() != nil {
+			return nil, inTheWay, whyOver(ctx)
 		}
 		t.mu.Lock()
 		current, taken := t.busy[pid]
@@ -76,6 +76,6 @@ func (t *turns) do(ctx context.Context, call string, pid int, run func() error) 
 	case err := <-finished: // both happened at once, and what the driver said is worth more
 		return err
 	default:
-		return &InterruptedError{Call: call, PID: pid, Started: true, Err: ctx.Err()}
+		return &InterruptedError{Call: call, PID: pid, Started: true, Err: whyOver(ctx)}
 	}
 }

@@ -7,6 +7,8 @@
 package config
 
 import (
+	"context"
+	"fmt"
 	"log/slog"
 	"strings"
 	"time"
@@ -73,6 +75,25 @@ type Checkpoint struct {
 	Timeout time.Duration
 }
 
+// Within bounds a context by the timeout.
+func (c Checkpoint) Within(ctx context.Context) (context.Context, context.CancelFunc) {
+	return within(ctx, "checkpoint.timeout", c.Timeout)
+}
+
+// expiredError is the cause of a context that has ended by a setting.
+type expiredError struct {
+	setting string
+	timeout time.Duration
+}
+
+func (e *expiredError) Error() string { return fmt.Sprintf("%s is %v: raise it", e.setting, e.timeout) }
+
+func (e *expiredError) Unwrap() error { return context.DeadlineExceeded }
+
+func within(ctx context.Context, setting string, timeout time.Duration) (context.Context, context.CancelFunc) {
+	return context.WithTimeoutCause(ctx, timeout, &expiredError{setting, timeout})
+}
+
 // Pages says which program writes the GPU state into the image, once it is in the processes'
 // memory.
 type Pages string
@@ -119,6 +140,11 @@ const (
 type Restore struct {
 	Timeout   time.Duration
 	OnFailure OnFailure
+}
+
+// Within bounds a context by the timeout.
+func (r Restore) Within(ctx context.Context) (context.Context, context.CancelFunc) {
+	return within(ctx, "restore.timeout", r.Timeout)
 }
 
 // OnFailure says what becomes of processes whose GPU state cannot be restored.

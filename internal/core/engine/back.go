@@ -110,11 +110,12 @@ type wayBack struct {
 func (b *wayBack) doAll(ctx context.Context, steps []session.Step) error {
 	for _, step := range steps {
 		name := string(step.Name)
-		ctx, cancel := context.WithTimeout(ctx, b.Env.Config.Restore.Timeout)
+		ctx, cancel := b.Env.Config.Restore.Within(ctx)
 		err := b.Failpoint(ctx, string(b.Kind)+".back."+name)
 		if err == nil {
 			err = b.Timed(name, func() error { return step.Do(ctx) })
 		}
+		err = session.GivenUp(ctx, err)
 		cancel()
 		if err != nil {
 			return fmt.Errorf("%s: %w", name, err)
@@ -385,7 +386,7 @@ func SeenByAll(driver *cudackpt.Driver, members []journal.Member) (visible []cud
 
 // memoryNeed returns how much GPU memory the restore of the checkpointed processes will take, on the GPUs of the plan.
 func (b *wayBack) memoryNeed(ctx context.Context) (inspect.MemoryNeed, error) {
-	ctx, cancel := context.WithTimeout(ctx, b.Env.Config.Restore.Timeout)
+	ctx, cancel := b.Env.Config.Restore.Within(ctx)
 	defer cancel()
 	need := make(inspect.MemoryNeed)
 	for _, t := range b.cuda {
@@ -430,7 +431,7 @@ func (b *wayBack) restore(ctx context.Context) error {
 		return err
 	}
 	room := sync.OnceValue(func() error {
-		ctx, cancel := context.WithTimeout(ctx, b.Env.Config.Restore.Timeout)
+		ctx, cancel := b.Env.Config.Restore.Within(ctx)
 		defer cancel()
 		return b.SpanOf(0, "free memory", func() error {
 			if err := b.Failpoint(ctx, string(b.Kind)+".back.free memory"); err != nil {
@@ -468,7 +469,7 @@ func (b *wayBack) restore(ctx context.Context) error {
 
 // restoreDriver has the driver restore the state of a process, unless it has.
 func (b *wayBack) restoreDriver(ctx context.Context, t *Target) error {
-	ctx, cancel := context.WithTimeout(ctx, b.Env.Config.Restore.Timeout)
+	ctx, cancel := b.Env.Config.Restore.Within(ctx)
 	defer cancel()
 	state, err := t.CUDA.State(ctx)
 	if err != nil || state == cudackpt.StateRunning || state == cudackpt.StateLocked {

@@ -156,7 +156,7 @@ func (s watchedSource) Get(i int, buffer []byte) (pages.Chunk, error) {
 // makeAccessible makes dropped memory accessible again, in huge pages where the kernel has them: both
 // the copying and the driver are quicker with them.
 func (b *wayBack) makeAccessible(ctx context.Context, t *Target, ranges []proc.Range) (err error) {
-	ctx, cancel := context.WithTimeout(ctx, b.Env.Config.Restore.Timeout)
+	ctx, cancel := b.Env.Config.Restore.Within(ctx)
 	defer cancel()
 	if err := b.Failpoint(ctx, string(b.Kind)+".back.fill"); err != nil {
 		return err

@@ -122,7 +122,7 @@ func (b *wayBack) moveIn(ctx context.Context, t *Target) error {
 
 // within does something within restore.timeout.
 func (b *wayBack) within(ctx context.Context, do func(context.Context) error) error {
-	ctx, cancel := context.WithTimeout(ctx, b.Env.Config.Restore.Timeout)
+	ctx, cancel := b.Env.Config.Restore.Within(ctx)
 	defer cancel()
 	return do(ctx)
 }

@@ -254,7 +254,7 @@ func (s *Suspension) MoveMemory(ctx context.Context, stopTree func(context.Conte
 	if guests = s.withAgent(); len(guests) == 0 {
 		return s.requireRoom(ctx, nil)
 	}
-	ctx, cancel := context.WithTimeout(ctx, s.Config.Checkpoint.Timeout)
+	ctx, cancel := s.Config.Checkpoint.Within(ctx)
 	defer cancel()
 	if err := s.measure(ctx); err != nil {
 		return err
@@ -404,7 +404,7 @@ func (s *Suspension) standStill(ctx context.Context, stopTree func(context.Conte
 // prove parks the program's threads, and locks the processes: no thread is in a call then. The job is stopped
 // meanwhile, so a lock may not take longer than while it runs.
 func (s *Suspension) prove(ctx context.Context, guests []*Target) (inCall, err error) {
-	ctx, cancel := context.WithTimeout(ctx, s.Config.Checkpoint.Timeout)
+	ctx, cancel := s.Config.Checkpoint.Within(ctx)
 	defer cancel()
 	return parallelCalls(guests, func(t *Target) error {
 		helpers, err := t.helpers(ctx)

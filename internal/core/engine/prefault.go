@@ -39,7 +39,7 @@ func (p *prefault) begin(ctx context.Context, r proc.Range) (more bool) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.running.Wait()
-	ctx, p.cancel = context.WithTimeout(ctx, p.Config.Checkpoint.Timeout)
+	ctx, p.cancel = p.Config.Checkpoint.Within(ctx)
 	if err := p.advise(ctx, r); err != nil {
 		p.cancel()
 		p.warn(err)

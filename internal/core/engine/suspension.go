@@ -119,7 +119,7 @@ func (s *Suspension) Trace(ctx context.Context) error {
 
 // Checkpoint moves the GPU state of every process into its memory.
 func (s *Suspension) Checkpoint(ctx context.Context) error {
-	deadline, cancel := context.WithTimeout(ctx, s.Config.Checkpoint.Timeout)
+	deadline, cancel := s.Config.Checkpoint.Within(ctx)
 	defer cancel()
 	return Parallel(s.Targets, func(t *Target) error {
 		if err := t.requireHeld(); err != nil {

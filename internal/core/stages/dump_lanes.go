@@ -365,7 +365,7 @@ func (d *lanes) syncs() bool {
 // drop drops, in the processes, the memory that was copied out. The journal says ahead that it must be
 // filled in again.
 func (d *lanes) drop(ctx context.Context) (err error) {
-	ctx, cancel := context.WithTimeout(ctx, d.Config.Checkpoint.Timeout)
+	ctx, cancel := d.Config.Checkpoint.Within(ctx)
 	defer cancel()
 	if err := d.leaveLockedMemory(ctx); err != nil {
 		return err

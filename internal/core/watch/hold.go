@@ -112,7 +112,7 @@ func holdNamed(ctx context.Context, env *session.Env, id string) (*session.Sessi
 	if err != nil {
 		return nil, err
 	}
-	waiting, cancel := context.WithTimeout(ctx, env.Config.Restore.Timeout) // its watcher may be at work on it
+	waiting, cancel := env.Config.Restore.Within(ctx) // its watcher may be at work on it
 	defer cancel()
 	locked, err := journal.LoadWithin(waiting, read.Dir())
 	if err != nil {
@@ -150,7 +150,7 @@ func awaitCriuOf(ctx context.Context, s *session.Session) (*session.Session, err
 	} else if err != nil {
 		return s, err
 	}
-	ctx, cancel := context.WithTimeout(ctx, s.Env.Config.Restore.Timeout)
+	ctx, cancel := s.Env.Config.Restore.Within(ctx)
 	defer cancel()
 	s.Unlock()
 	if err := session.AwaitExit(ctx, s.Criu); err != nil {
