@@ -7,8 +7,8 @@ import (
 	"slices"
 	"time"
 
-	"cucriu/hooks/timeline"
 	"cucriu/internal/core/journal"
+	"cucriu/internal/kit/criuimage"
 	"cucriu/internal/kit/fault"
 	"cucriu/internal/kit/imagedir"
 	"cucriu/internal/kit/pages"
@@ -112,7 +112,7 @@ func CheckUnneeded(runDir, dir, name string, root proc.Ident) error {
 	}
 	made := "it cannot be read"
 	if err == nil {
-		if own, err := isImageOf(runDir, dir, of, root); own || err != nil {
+		if own, err := isImageOf(dir, of, root); own || err != nil {
 			return err
 		}
 		made = fmt.Sprintf("made of process %d on %s", of.RootPID, of.Created.UTC().Format(time.DateTime))
@@ -121,28 +121,20 @@ func CheckUnneeded(runDir, dir, name string, root proc.Ident) error {
 		"dump into another directory, or remove this image")
 }
 
-// isImageOf reports whether the image in a directory was made of the tree below root, or a copy of such an image, or
-// the tree was restored from it.
-func isImageOf(runDir, dir string, of imagedir.Manifest, root proc.Ident) (bool, error) {
+// isImageOf reports whether the image in a directory, wherever it was copied, was made of the process that is the tree's
+// root, or whether that was restored from it: criu gives a process its pid and the addresses of its memory back, which
+// the kernel chooses at random when a program is started.
+func isImageOf(dir string, of imagedir.Manifest, root proc.Ident) (bool, error) {
 	own, err := root.Own()
+	if err != nil || own.PID != of.RootPID {
+		return false, err
+	}
+	layout, err := proc.LayoutOf(root.PID)
 	if err != nil {
 		return false, err
 	}
-	if own.PID == of.RootPID {
-		began, err := root.BeganAfter(timeline.SinceBoot() - time.Since(of.Created))
-		if !began || err != nil {
-			return err == nil, err
-		}
-	}
-	info, err := os.Stat(dir)
-	if err != nil {
-		return false, err
-	}
-	all, err := journal.List(runDir)
-	return slices.ContainsFunc(all, func(s *journal.Session) bool {
-		held, err := os.Stat(s.ImageDir)
-		return err == nil && os.SameFile(info, held) && (s.Root != nil && *s.Root == root || slices.Contains(known(&s.Record), root))
-	}), err
+	dumped, err := criuimage.LayoutOf(dir, of.RootPID)
+	return err == nil && dumped == layout, nil // of what cannot be read, nobody knows
 }
 
 // DropPartial removes what a client wrote, if that client has ended and cannot give it its name any

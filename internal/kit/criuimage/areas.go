@@ -9,6 +9,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"cucriu/internal/kit/pagemap"
+	"cucriu/internal/kit/proc"
 )
 
 // Areas is what of the memory of a process criu restores in another way if the images have a
@@ -27,6 +28,12 @@ func addressSpaceName(pid int) string { return fmt.Sprintf("mm-%d.img", pid) }
 
 func readAddressSpace(dir string, pid int) (*mm.MmEntry, error) {
 	return readEntry[*mm.MmEntry](dir, addressSpaceName(pid), "MM")
+}
+
+// LayoutOf returns where the memory of a process of an image begins, which is where it begins again when it is restored.
+func LayoutOf(dir string, pid int) (proc.Layout, error) {
+	memory, err := readAddressSpace(dir, pid)
+	return proc.Layout{Code: memory.GetMmStartCode(), Stack: memory.GetMmStartStack()}, err
 }
 
 // ReadAreas reads the areas of a process.

@@ -188,6 +188,16 @@ func procStat(pid int) (procfs.ProcStat, error) {
 	return procfs.ProcStat{}, GoneOr(pid, err)
 }
 
+// Layout is where the memory of a process begins: at addresses that the kernel chooses anew whenever a program is
+// started. criu restores them.
+type Layout struct{ Code, Stack uint64 }
+
+// LayoutOf returns the layout of a process.
+func LayoutOf(pid int) (Layout, error) {
+	stat, err := procStat(pid)
+	return Layout{stat.StartCode, stat.StartStack}, err
+}
+
 // ThreadStat reads /proc/PID/task/TID/stat and corrects the start time as in [Ident]. It
 // fails with [ErrGone] if there is no such thread or it has ended.
 func ThreadStat(pid, tid int) (procfs.ProcStat, error) {
