@@ -17,6 +17,7 @@ import (
 	"cucriu/internal/kit/imagedir"
 	"cucriu/internal/kit/inject"
 	"cucriu/internal/kit/pages"
+	"cucriu/internal/kit/proc"
 	"cucriu/internal/testenv"
 )
 
@@ -442,6 +443,48 @@ func TestTheLastOfSeveralDumpsIntoOneDirectoryRestores(t *testing.T) {
 			t.Fatalf("criu dump: %v\n%s", run.Err, run.Lines())
 		}
 		job.Runs()
+	})
+}
+
+// TestTheImageOfAnotherContainersJobIsNotOverwritten: both roots have pid 1, and ran before the image was made.
+func TestTheImageOfAnotherContainersJobIsNotOverwritten(t *testing.T) {
+	testenv.Isolated(t, func(t *testing.T) {
+		host := testenv.NewHost(t, 1)
+		start := func() *testenv.Job {
+			spawn := func(command []string) (pid int) {
+				unshare := []string{"--pid", "--fork", "--kill-child", "setsid"}
+				outer := host.Spawn(t.TempDir(), "unshare", append(unshare, command...)...)
+				testenv.Eventually(t, testenv.Soon, "the job is pid 1 of its namespace", func() bool {
+					tree, err := proc.Tree(outer)
+					if err != nil || len(tree) < 2 {
+						return false
+					}
+					pid = tree[1]
+					status, err := proc.ReadStatus(pid)
+					return err == nil && status.ImagePID() == 1
+				})
+				return pid
+			}
+			return host.StartWith(spawn, nil, 1, "--mib", "4")
+		}
+		one, other := start(), start()
+		images := testenv.NewImages(t)
+		dump := func(job *testenv.Job) testenv.CriuRun {
+			return host.TryDump(job, images)
+		}
+		if run := dump(one); run.Err != nil {
+			t.Fatalf("criu dump: %v\n%s", run.Err, run.Lines())
+		}
+		host.WaitOutcome("dumped")
+		before := chunkFiles(t, images)
+		run := dump(other)
+		if run.Err == nil || !strings.Contains(run.Log, "holds the image of another job (made of process 1 on ") {
+			t.Fatalf("a dump of another job: %v\n%s", run.Err, run.Lines())
+		}
+		other.WaitTicks(other.Ticks()[0] + 3)
+		if after := chunkFiles(t, images); len(before) == 0 || !slices.Equal(before, after) {
+			t.Errorf("%v before, %v after", before, after)
+		}
 	})
 }
 
