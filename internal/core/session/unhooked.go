@@ -11,6 +11,7 @@ import (
 	"cucriu/internal/core/inspect"
 	"cucriu/internal/core/journal"
 	"cucriu/internal/kit/fault"
+	"cucriu/internal/kit/imagedir"
 	"cucriu/internal/kit/inject"
 	"cucriu/internal/kit/proc"
 )
@@ -86,8 +87,7 @@ func unhooked(all []*journal.Session, id proc.Ident, name string) error {
 		if s.Kind != journal.KindDump || s.Criu.Elsewhere() || i < 0 {
 			continue
 		}
-		_, err := os.Stat(filepath.Join(images, "inventory.img"))
-		if s.Members[i].Ident == id || s.Outcome != journal.OutcomeDumped && err != nil {
+		if s.Members[i].Ident == id || s.Outcome != journal.OutcomeDumped && !imagedir.HasInventory(images) {
 			return nil // it is the one that the dump has left, or the dump has failed
 		}
 		tree := []int{id.PID}
