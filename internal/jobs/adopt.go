@@ -43,7 +43,7 @@ func adoptedRecord(o Options) (record, error) {
 		return record{}, fmt.Errorf("process %d cannot be adopted: %w", o.Adopt, err)
 	}
 	if len(line) == 0 {
-		return record{}, fmt.Errorf("process %d cannot be adopted: it is a kernel thread or has ended", o.Adopt)
+		return record{}, fmt.Errorf("process %d cannot be adopted: it has no command line: it is a kernel thread, has ended, or is just being started", o.Adopt)
 	}
 	if len(status.UIDs) > 0 {
 		r.User = strconv.Itoa(status.UIDs[0])

@@ -2,6 +2,7 @@ package jobs
 
 import (
 	"bytes"
+	"fmt"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -134,9 +135,13 @@ func TestAnAdoptedJobIsItsUsers(t *testing.T) {
 	}
 	defer func() { _ = cmd.Wait() }()
 	defer func() { _ = cmd.Process.Kill() }()
+	testenv.Eventually(t, testenv.Soon, "the program has its command line", func() bool { // not at once in execve
+		line, err := os.ReadFile(fmt.Sprintf("/proc/%d/cmdline", cmd.Process.Pid))
+		return err == nil && len(line) > 0
+	})
 	r, err := adoptedRecord(Options{Dir: t.TempDir(), Adopt: cmd.Process.Pid})
 	if err != nil || r.User != strconv.Itoa(id) {
-		t.Errorf("the record is %+v (%v)", r, err)
+		t.Fatalf("the record is %+v (%v)", r, err)
 	}
 	if err := r.write(r.Dir); err != nil {
 		t.Fatal(err)
