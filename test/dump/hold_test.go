@@ -266,3 +266,26 @@ func TestARestoreWhoseHookIsCutOffComesBackAlthoughSomebodyContinuesIt(t *testin
 		_ = criu.Wait()
 	})
 }
+
+// TestAProcessThatIsBornBeforeTheParkGetsItsSettingsBack: a stop does not hold a process, so one that somebody continues
+// makes another after the tree was looked at.
+func TestAProcessThatIsBornBeforeTheParkGetsItsSettingsBack(t *testing.T) {
+	testenv.Isolated(t, func(t *testing.T) {
+		host := testenv.NewHost(t, 1)
+		dir := t.TempDir()
+		const child = `echo 0x77 >/proc/self/coredump_filter; echo $$ >$0/born.new; mv $0/born.new $0/born; exec sleep 1000000`
+		parent := `trap '[ ! -e $0/go ] || { rm $0/go; sh -c "$child" $0 & }' CONT; "$@" & while :; do wait; done`
+		host.Setenv("child", child)
+		job := host.StartUnder([]string{"/bin/sh", "-c", parent, dir}, 1)
+		host.UseFailpoint("dump.park=run " + testenv.Script(t, fmt.Sprintf(
+			`touch %[1]s/go; kill -CONT %[2]d; while [ ! -e %[1]s/born ]; do sleep 0.01; done; kill -STOP %[2]d`, dir, job.PID)))
+		images := host.Dump(job)
+		host.UseFailpoint("")
+		host.Restore(images)
+		job.Runs()
+		filter := fmt.Sprintf("/proc/%d/coredump_filter", testenv.ReadPID(filepath.Join(dir, "born")))
+		if text, err := os.ReadFile(filter); err != nil || strings.TrimSpace(string(text)) != "00000077" {
+			t.Errorf("the process that was born late has the filter %q (%v)", text, err)
+		}
+	})
+}
