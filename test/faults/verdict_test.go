@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"regexp"
 	"slices"
 	"strings"
 	"time"
@@ -96,13 +97,16 @@ func (c *cell) explain() {
 	}
 }
 
+// missed is what is said of a deadline that has passed.
+var missed = regexp.MustCompile(`deadline|lock\.timeout|did not end in time: (checkpoint|restore)\.timeout`)
+
 // happened fails the test if the fault did not happen.
 func (c *cell) happened() {
 	c.t.Helper()
 	switch {
 	case c.byTest():
 	case c.fault == deadline && c.slow != nil:
-		if said := c.log + c.watcherLogs(); !strings.Contains(said, "deadline") && !strings.Contains(said, "lock.timeout") {
+		if !missed.MatchString(c.log + c.watcherLogs()) {
 			c.t.Error("no deadline was missed")
 		}
 	default:
