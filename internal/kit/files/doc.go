@@ -24,7 +24,7 @@
 // checkpoint, and no more names than then.
 //
 // What the processes have open or mapped is read by package inventory. From that, scan.go chooses what belongs to the
-// checkpoint, save.go copies it, list.go has the format of the list, and putback.go puts it back.
+// checkpoint, save.go copies it and makes the list, whose format is in list.go, and putback.go puts it back.
 //
 // The package knows /proc, files and a directory. It knows nothing of criu's images or CUDA.
 package files
