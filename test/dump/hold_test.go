@@ -267,13 +267,14 @@ func TestARestoreWhoseHookIsCutOffComesBackAlthoughSomebodyContinuesIt(t *testin
 	})
 }
 
-// TestAProcessThatIsBornBeforeTheParkGetsItsSettingsBack: a stop does not hold a process, so one that somebody continues
-// makes another after the tree was looked at.
+// TestAProcessThatIsBornBeforeTheParkGetsItsSettingsBack: a stop does not hold a process, so one that somebody
+// continues makes another after the tree was looked at.
 func TestAProcessThatIsBornBeforeTheParkGetsItsSettingsBack(t *testing.T) {
 	testenv.Isolated(t, func(t *testing.T) {
 		host := testenv.NewHost(t, 1)
 		dir := t.TempDir()
-		const child = `echo 0x77 >/proc/self/coredump_filter; echo $$ >$0/born.new; mv $0/born.new $0/born; exec sleep 1000000`
+		const child = `echo 0x77 >/proc/self/coredump_filter
+echo $$ >$0/born.new; mv $0/born.new $0/born; exec sleep 1000000`
 		parent := `trap '[ ! -e $0/go ] || { rm $0/go; sh -c "$child" $0 & }' CONT; "$@" & while :; do wait; done`
 		host.Setenv("child", child)
 		job := host.StartUnder([]string{"/bin/sh", "-c", parent, dir}, 1)

@@ -247,9 +247,12 @@ func TestCriuIsKilledWhenItHasEndedOnlyTheRoot(t *testing.T) {
 			t.Fatal("criu was not killed")
 		}
 		host.WaitOutcome("dumped")
-		if pids := testenv.Running("cudawork"); len(pids) > 0 {
+		if pids := testenv.NotEnding(testenv.Running("cudawork")); len(pids) > 0 {
 			t.Fatalf("beside the complete image run %v", pids)
 		}
+		testenv.Eventually(t, testenv.Soon, "their pids are free", func() bool {
+			return len(testenv.Running("cudawork")) == 0
+		})
 		host.Setenv("CUCRIU_FAILPOINT", "")
 		host.Restore(images)
 		job.Runs()

@@ -104,7 +104,7 @@ func TestADamagedImageIsNotRestored(t *testing.T) {
 				t.Errorf("%s was changed", file)
 			}
 		}
-		if pids := testenv.Running("cudawork"); len(pids) > 0 {
+		if pids := testenv.NotEnding(testenv.Running("cudawork")); len(pids) > 0 {
 			t.Errorf("processes %v are left", pids)
 		}
 
