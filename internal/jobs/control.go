@@ -8,13 +8,13 @@ import (
 	"net"
 	"os"
 	"path/filepath"
-	"slices"
 	"strconv"
 	"sync"
 	"time"
 
 	"cucriu/hooks/preflight"
 	"cucriu/internal/jobs/life"
+	"cucriu/internal/jobs/sandbox"
 	"cucriu/internal/jobs/store"
 	"cucriu/internal/kit/fault"
 	"cucriu/internal/kit/proc"
@@ -161,13 +161,17 @@ func (c *control) refuseInside(a *asked) error {
 	c.status.mutex.Lock()
 	init := c.status.now.Init
 	c.status.mutex.Unlock()
-	if init == nil {
-		return nil
+	for pid := peerOf(conn); pid > 0; { // up to the job's init, which may not be on record yet
+		if init != nil && pid == init.PID || sandbox.JobOf(pid) == c.Dir {
+			return preflight.AsRefusal(runsInside("jobs "+string(a.Op), c.name, "would be part of what it stops"))
+		}
+		status, err := proc.ReadStatus(pid)
+		if err != nil {
+			return nil // it has ended
+		}
+		pid = status.PPID
 	}
-	if tree, _ := proc.Tree(init.PID); !slices.Contains(tree, peerOf(conn)) {
-		return nil
-	}
-	return preflight.AsRefusal(runsInside("jobs "+string(a.Op), c.name, "would be part of what it stops"))
+	return nil
 }
 
 // runsInside refuses a command of cucriu that a process of a job has started.
