@@ -221,10 +221,11 @@ func (s *checkpointer) checkpointBy(ctx context.Context, base, reason string, en
 		// what the job must be restored from.
 		_, readErr := inside.ReadStaged(made)
 		keep = a.NotBack || end && readErr == nil
-		if answered := new(insideError); !errors.As(err, &answered) && ctx.Err() == nil {
+		answered := new(insideError)
+		if !errors.As(err, &answered) && !preflight.Refused(err) && ctx.Err() == nil {
 			// Whoever was to bring the job back may have been killed with it. Its memory may be in the image alone. A job
 			// that has ended, and its sandbox with it, needs nothing any more.
-			if _, backErr := s.ask(ctx, inside.Request{Op: inside.Recover, Root: of.Root}); backErr != nil && s.sandbox.Alive() {
+			if _, backErr := s.ask(ctx, inside.Request{Op: inside.Recover, Root: of.Root}); backErr != nil && !s.sandbox.Ends() {
 				keep, err = true, errors.Join(err, backErr)
 			}
 		}

@@ -10,6 +10,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"cucriu/hooks/preflight"
 	"cucriu/internal/jobs/inside"
 	"cucriu/internal/jobs/job"
 	"cucriu/internal/jobs/sandbox"
@@ -78,7 +79,7 @@ func (in *instance) setLeaving(is bool) {
 func (in *instance) ask(ctx context.Context, r inside.Request) (a inside.Answer, err error) {
 	if r.Op == inside.Dump || r.Op == inside.Check {
 		if r.Mounts, err = in.sandbox.MountsOfJob(); err != nil {
-			return a, err
+			return a, preflight.AsRefusal(err)
 		}
 	}
 	// The program as it runs, by the descriptor that it inherits.

@@ -264,6 +264,11 @@ func (p *Sandbox) Alive() bool {
 	return p.root != nil && p.root.Alive() || p.init != nil && p.init.Alive()
 }
 
+// Ends reports whether the sandbox has ended, or is ending: nothing in it can be served or restored any more.
+func (p *Sandbox) Ends() bool {
+	return (p.root == nil || p.root.Exiting()) && (p.init == nil || p.init.Exiting())
+}
+
 // Kill ends everything in the sandbox, and returns when it has ended.
 func (p *Sandbox) Kill() error {
 	if p.IsAdopted() {
