@@ -139,8 +139,8 @@ var topics = []Topic{
 		{FindingPeerMemory, refuses, "one GPU accesses a large allocation or a pool on another: [more](#peer-memory)", "`expandable_segments:True`, or one GPU for each process", forced},
 		{FindingHostNUMA, refuses, "a process has driver memory on a NUMA node of the host (`CU_MEM_LOCATION_TYPE_HOST_NUMA`), which the driver never restores. Found with driver 580.159.04, for processes on one GPU", "run the job without it, for example with pinned host memory", forced},
 		{
-			FindingGPUInUse, refuses, "the job has ranks on several GPUs, and another program uses one of them: [more](#gpu-in-use)",
-			"dump when no other program uses the GPUs of the job; override this if its kernels do not wait for those of other ranks", forced,
+			FindingGPUInUse, refuses, "the job uses several GPUs, and another program uses one of them: [more](#gpu-in-use)",
+			"dump when no other program uses the job's GPUs; override this if its kernels wait for none on other GPUs", forced,
 		},
 		{FindingDifferentGPUs, refuses, "the processes of the tree see different GPUs, so that no restore could map them together", "dump them as trees of their own, or suspend them one by one", !forced},
 		{FindingNoGPU, refuses, "a CUDA process sees no GPU device file, or a GPU that is not initialized", "make the /dev/nvidia* nodes of its GPUs visible in its mount namespace", !forced},

@@ -175,8 +175,8 @@ func TestTheGPUIsFull(t *testing.T) {
 	})
 }
 
-// TestAnotherProgramUsesAGPUOfRanks: what the driver has restored keeps a GPU for as long as a kernel runs, and those of ranks wait for
-// other ranks.
+// TestAnotherProgramUsesAGPUOfRanks: what the driver has restored keeps a GPU for as long as a kernel runs, and those
+// of a job on several GPUs wait for each other, whether it has one process or several.
 func TestAnotherProgramUsesAGPUOfRanks(t *testing.T) {
 	testenv.Simulated(t, func(t *testing.T) {
 		host := testenv.NewHost(t, 2)
@@ -184,8 +184,11 @@ func TestAnotherProgramUsesAGPUOfRanks(t *testing.T) {
 		testenv.Refused(t, host, job, preflight.FindingGPUInUse, testenv.NewImages(t))
 		job.Runs()
 		testenv.Exits(t, host, 0, "dump", "-t", job.Root(), "-D", testenv.NewImages(t), "--force", preflight.FindingGPUInUse, "-R")
-		host.Restore(host.Dump(other)) // no rank
+		host.Restore(host.Dump(other)) // on one GPU
 		other.Runs()
+		both := host.Start(1, "--gpus", "0,1")
+		testenv.Refused(t, host, both, preflight.FindingGPUInUse, testenv.NewImages(t))
+		both.Kill()
 		other.Kill()
 		host.Restore(host.Dump(job))
 		job.Runs()

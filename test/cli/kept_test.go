@@ -262,10 +262,11 @@ func TestTablesFit(t *testing.T) {
 		b := newBench(t)
 		several := b.Start(4, "--gpus", "0,1", "--procs", "4")
 		b.Setenv("COLUMNS", "")
-		if _, stderr, status := b.run(t, "dump", "-t", several.Root(), "-D", "images", "-R", "--force", "gpu-in-use"); status != 0 {
+		b.Setenv("CUCRIU_CONFIG", b.Config("version: 1\nlock: {timeout: 60s}\nforce: [gpu-in-use]\n"))
+		if _, stderr, status := b.run(t, "dump", "-t", several.Root(), "-D", "images", "-R"); status != 0 {
 			t.Fatal(stderr)
 		}
-		b.run(t, "dump", "-t", several.Root(), "-D", "images", "--force", "gpu-in-use")
+		b.run(t, "dump", "-t", several.Root(), "-D", "images")
 		both := b.Start(1, "--gpus", "0,1")
 		if _, stderr, status := b.run(t, "suspend", "-p", both.Root()); status != 0 {
 			t.Fatal(stderr)

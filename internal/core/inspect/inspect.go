@@ -149,7 +149,8 @@ func (s *snapshot) askDriver(ctx context.Context, prefetched *Prefetched, open f
 		in.kernel = askKernel(driver, in.Processes)
 	}
 	losses, err := s.lossFindings(in.kernel, in.Processes, isServed)
-	in.Findings = slices.Concat(in.Findings, memoryFindings(in.Processes), losses, wayBackFindings(ctx, driver, in.Processes), neighborFindings(ctx, driver, in.Processes))
+	in.Findings = slices.Concat(in.Findings, memoryFindings(in.Processes), losses,
+		wayBackFindings(ctx, driver, in.Processes), neighborFindings(ctx, in.Processes, driver.ContextsOn))
 	return in, gone, err
 }
 
@@ -160,7 +161,8 @@ func Named(ctx context.Context, driver *cudackpt.Driver, processes []Process) (p
 		return nil, err
 	}
 	losses, err := Losses(driver, processes, isServed)
-	return slices.Concat(DifferentGPUs(processes), losses, wayBackFindings(ctx, driver, processes), neighborFindings(ctx, driver, processes)), err
+	return slices.Concat(DifferentGPUs(processes), losses, wayBackFindings(ctx, driver, processes),
+		neighborFindings(ctx, processes, driver.ContextsOn)), err
 }
 
 // TracedFindings finds who among processes is traced: a suspend could not park it. NVIDIA's cuda-checkpoint need not,

@@ -1,10 +1,13 @@
 package inspect
 
 import (
+	"context"
 	"errors"
 	"slices"
 	"testing"
 
+	"cucriu/cudackpt"
+	"cucriu/hooks/preflight"
 	"cucriu/internal/kit/proc"
 )
 
@@ -41,6 +44,49 @@ func TestNeighbor(t *testing.T) {
 			pid, found := neighbor(t.Context(), job, contexts, ending)
 			if found != (c.pid != 0) || pid != c.pid || asked != c.asked {
 				t.Errorf("neighbor %d, %v, asked %d times; want %d, %v, %d times", pid, found, asked, c.pid, c.pid != 0, c.asked)
+			}
+		})
+	}
+}
+
+// TestNeighborFindings: whoever uses several GPUs is asked about, be it one process or several.
+func TestNeighborFindings(t *testing.T) {
+	first, second, third := cudackpt.UUID{1}, cudackpt.UUID{2}, cudackpt.UUID{3}
+	process := func(pid int, gpus ...cudackpt.UUID) Process {
+		listed := make(map[cudackpt.UUID]uint64)
+		for _, gpu := range gpus {
+			listed[gpu] = 1 << 20
+		}
+		return Process{Ident: proc.Ident{PID: pid}, Listed: listed}
+	}
+	const other = 13 // uses the first GPU
+	for _, c := range []struct {
+		name  string
+		job   []Process
+		found bool
+	}{
+		{"no GPU", []Process{process(10)}, false},
+		{"one process on one GPU", []Process{process(10, first)}, false},
+		{"two processes on one GPU", []Process{process(10, first), process(11, first)}, false},
+		{"one process on two GPUs", []Process{process(10, first, second)}, true},
+		{"one process on two other GPUs", []Process{process(10, second, third)}, false},
+		{"one process on all, and one on one", []Process{process(10, first, second), process(11, second)}, true},
+		{"two ranks", []Process{process(10, first), process(11, second)}, true},
+		{"two ranks on other GPUs", []Process{process(10, second), process(11, third)}, false},
+		{"the other program is of the job", []Process{process(10, first, second), process(other)}, false},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			found := neighborFindings(t.Context(), c.job, func(_ context.Context, gpu cudackpt.UUID) ([]int, error) {
+				var pids []int
+				for _, p := range append(slices.Clone(c.job), process(other, first)) {
+					if _, uses := p.Listed[gpu]; uses {
+						pids = append(pids, p.PID)
+					}
+				}
+				return pids, nil
+			})
+			if c.found != found.Has(preflight.FindingGPUInUse) || len(found) > 1 {
+				t.Errorf("found %+v, want %v", found, c.found)
 			}
 		})
 	}

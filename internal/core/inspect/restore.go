@@ -123,27 +123,29 @@ func wayBackFindings(ctx context.Context, driver *cudackpt.Driver, processes []P
 	return findings
 }
 
-// neighborFindings refuse ranks with GPUs of their own while another program uses one of these. A GPU interrupts no
+// neighborFindings refuse a job on several GPUs while another program uses one of these. A GPU interrupts no
 // kernel of a process that the driver has restored (measured on 580.159.04). If one runs for some 4.5 s while another
 // process waits for its turn, the kernel module ends all work of the restored one (Xid 109, CUDA error 719). Kernels
-// of ranks wait for each other: for one that is late, and for one that is stopped by the next dump.
-func neighborFindings(ctx context.Context, driver *cudackpt.Driver, processes []Process) preflight.Findings {
-	used, most := make(map[cudackpt.UUID]bool), 0
+// on several GPUs wait for each other, also those of one process (NCCL): for a rank that is late, or stopped by the
+// next dump, or because another program has its turn on one of the GPUs.
+func neighborFindings(
+	ctx context.Context, processes []Process, contextsOn func(context.Context, cudackpt.UUID) ([]int, error),
+) preflight.Findings {
+	used := make(map[cudackpt.UUID]bool)
 	for _, p := range processes {
 		for gpu := range p.Listed {
 			used[gpu] = true
 		}
-		most = max(most, len(p.Listed))
 	}
-	if most == len(used) { // one process uses them all
+	if len(used) < 2 {
 		return nil
 	}
 	for _, gpu := range slices.SortedFunc(maps.Keys(used), cudackpt.UUID.Compare) {
-		pid, found := neighbor(ctx, processes, func() ([]int, error) { return driver.ContextsOn(ctx, gpu) }, proc.IsEnding)
+		pid, found := neighbor(ctx, processes, func() ([]int, error) { return contextsOn(ctx, gpu) }, proc.IsEnding)
 		if found {
 			return preflight.Findings{preflight.New(preflight.FindingGPUInUse, partner(processes, pid)+" uses a GPU of the "+
-				"ranks, too: once they have been restored, that GPU cannot interrupt their kernels, and ends them if one "+
-				"waits for another rank for some seconds", "")}
+				"job, too: once the job has been restored, that GPU cannot interrupt its kernels, and ends them if one "+
+				"waits for another GPU for some seconds", "")}
 		}
 	}
 	return nil
