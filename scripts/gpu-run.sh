@@ -4,7 +4,9 @@
 #   run.sh conformance           only the conformance table
 #   run.sh demo                  only the demo
 #   run.sh dump [TEST REGEX]     one of the suites on real criu: dump, restore, check, suspend, guest
-#   run.sh programs [REGEX]      programs as people write them, one or all; the table is programs.md
+#   run.sh programs [alone|together [REGEX]]
+#                                programs as people write them, one or all: those whose GPUs wait for each other one
+#                                by one, the rest side by side; tables: programs-alone.md and programs-together.md
 #                                (CUCRIU_PROGRAMS_GUEST=1: all with the library of cucriu run --dir; what is refused for peer-memory works then)
 # not in everything:
 #   run.sh bench [FLAGS]         the benchmark (--help)
@@ -62,7 +64,11 @@ for suite in dump restore check suspend guest; do
 	fi
 done
 if [[ $what == all || $what == programs ]]; then
-	CUCRIU_PROGRAMS_OUT=$out/programs.md tests programs "${CUCRIU_LIMIT:-550}" test/programs -test.timeout=9m -test.run "TestPrograms/${2:-.}"
+	for group in alone together; do
+		[[ ${2:-$group} == "$group" ]] || continue
+		CUCRIU_PROGRAMS_OUT=$out/programs-$group.md tests "programs-$group" "${CUCRIU_LIMIT:-550}" test/programs \
+			-test.timeout=9m -test.run "TestPrograms/$group/${3:-.}"
+	done
 fi
 if [[ $what == bench ]]; then
 	echo "=== bench"

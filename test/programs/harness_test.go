@@ -49,6 +49,7 @@ func TestTheHarnessTellsOutcomesApart(t *testing.T) {
 	}{
 		{program{name: "works", command: counting(), want: works}, ""},
 		{program{name: "works, and compares itself", command: counting(), want: works, compares: true}, ""},
+		{program{name: "works alone", command: shell(steps("same") + "echo done"), want: works, alone: true}, ""},
 		{program{name: "works with a zombie", command: shell("sleep 0 & sleep 1; " + steps("same") + "echo done"), want: works}, ""},
 		{program{name: "works without CUDA", command: shell(steps("same") + "echo done"), want: works}, ""},
 		{program{name: "works under cucriu run", command: counting("--io-uring"), want: works, underRun: true}, ""},

@@ -81,10 +81,21 @@ func TestPrograms(t *testing.T) {
 			t.Error("no program was measured: what does -test.run select?")
 		}
 	})
-	for _, p := range table() {
-		t.Run(p.name, func(t *testing.T) {
-			t.Parallel()
-			bench.measure(t, p)
-		})
-	}
+	t.Run("alone", func(t *testing.T) {
+		for _, p := range table() {
+			if p.alone {
+				t.Run(p.name, func(t *testing.T) { bench.measure(t, p) })
+			}
+		}
+	})
+	t.Run("together", func(t *testing.T) {
+		for _, p := range table() {
+			if !p.alone {
+				t.Run(p.name, func(t *testing.T) {
+					t.Parallel()
+					bench.measure(t, p)
+				})
+			}
+		}
+	})
 }

@@ -89,7 +89,9 @@ func (b *bench) measure(t *testing.T, p program) {
 // observe does it, and writes down what it sees.
 func (b *bench) observe(t *testing.T, p program, m *measurement) {
 	host := b.host.For(t)
-	host.Setenv("CUCRIU_CONFIG", host.Config("version: 1\nforce: [gpu-in-use]\n")) // by the undisturbed run
+	if !p.alone {
+		host.Setenv("CUCRIU_CONFIG", host.Config("version: 1\nforce: [gpu-in-use]\n")) // by the undisturbed run
+	}
 	if p.hasGuest() {
 		host.Setenv("CUCRIU_LOG", "info")
 	}
@@ -99,12 +101,16 @@ func (b *bench) observe(t *testing.T, p program, m *measurement) {
 			return
 		}
 	}
-	job := start(t, host, p)
 	var reference *run
 	if !p.compares {
 		reference = start(t, host, p) // beside the job: both load their libraries at the same time
 		defer reference.kill()
 	}
+	if p.alone && reference != nil && !reference.runsToItsEnd(host, p) {
+		m.neverRan = "the undisturbed run does not come to its end:\n" + reference.tail()
+		return
+	}
+	job := start(t, host, p)
 	t.Cleanup(func() {
 		if t.Failed() {
 			t.Logf("what it printed:\n%s", job.tail())
@@ -134,10 +140,16 @@ func (r *run) mayEnd() {
 	}
 }
 
+// runsToItsEnd lets a program run undisturbed until it has ended.
+func (r *run) runsToItsEnd(host *testenv.Host, p program) bool {
+	r.mayEnd()
+	return r.connect(host, p) == nil && wait(toMidRun+toEnd, func() bool { return len(r.processes()) == 0 })
+}
+
 // reachesMidRun waits until the job, and its client, are at work.
 func reachesMidRun(host *testenv.Host, p program, job, reference *run, m *measurement) {
 	for _, r := range []*run{reference, job} {
-		if r == nil {
+		if r == nil || r == reference && p.alone { // that has ended
 			continue
 		}
 		if err := r.connect(host, p); err != nil {

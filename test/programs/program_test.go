@@ -34,6 +34,10 @@ type program struct {
 	// compares says that the program compares its results with each other, because they
 	// differ from run to run; else they are compared with those of an undisturbed run.
 	compares bool
+	// alone says that it works only if no other program is on its GPUs: its kernels wait for those on another GPU, and a
+	// GPU ends one that waits for seconds while another program wants its turn, once it has been restored (Xid 109; see
+	// gpu-in-use in docs/limits.md).
+	alone bool
 	// greedy programs take most of a GPU's memory: one at a time.
 	greedy bool
 	// underRun starts the program under cucriu run.
