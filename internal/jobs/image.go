@@ -11,11 +11,13 @@ import (
 
 	"cucriu/hooks"
 	"cucriu/hooks/checkpoint"
+	"cucriu/hooks/image"
 	"cucriu/hooks/preflight"
 	"cucriu/internal/jobs/job"
 	"cucriu/internal/jobs/store"
 	"cucriu/internal/kit/criuimage"
 	"cucriu/internal/kit/files"
+	"cucriu/internal/kit/rundir"
 	"cucriu/internal/kit/twice"
 )
 
@@ -38,19 +40,26 @@ func RestoreCut(ctx context.Context, hook *hooks.Hook, dir string, options check
 	}
 	defer lock.Close() // nil: nothing was locked
 	options.CheckImage = img.Check
-	record := files.UndoFile{Path: filepath.Join(dir, "cucriu-"+undoName)}
-	if _, err := os.Lstat(record.Path); err != nil && !cut {
+	records := cutRecords(hook.Config.RunDir, img)
+	isNoted := func(record files.UndoFile) bool { _, err := os.Lstat(record.Path); return err == nil }
+	if !cut && !slices.ContainsFunc(records, isNoted) {
 		return checkpoint.Restore(ctx, hook, dir, options)
 	}
 	findings, err := checkpoint.CheckRestore(ctx, hook, dir, nil)
 	if err != nil || findings.Has(preflight.FindingPIDTaken) {
 		return checkpoint.Restore(ctx, hook, dir, options) // which refuses it: the job may run already
 	}
-	if err := undoCut(hook, record); err != nil {
-		return checkpoint.Result{}, preflight.AsRefusal(err)
+	for _, record := range records {
+		if err := undoCut(hook, record); err != nil {
+			return checkpoint.Result{}, preflight.AsRefusal(err)
+		}
 	}
+	record := records[len(records)-1]
 	var changes []files.Change
 	if cut {
+		if _, err := rundir.Make(hook.Config.RunDir, cutsDir); err != nil {
+			return checkpoint.Result{}, preflight.AsRefusal(err)
+		}
 		if changes, err = files.CutBack(ctx, grown(dir), files.PutBackOptions{Undo: record}); err != nil {
 			return checkpoint.Result{}, errors.Join(err, undoCut(hook, record))
 		}
@@ -66,6 +75,20 @@ func RestoreCut(ctx context.Context, hook *hooks.Hook, dir string, options check
 		hook.Log.Warn(change.String())
 	}
 	return result, files.Forget(record)
+}
+
+const cutsDir = "cut-logs" // in the run directory
+
+// cutRecords returns where the records may be that say how to undo a cut: those of earlier versions, and last the one
+// to write. An image is not written to; it may be on a read-only volume. The directory of a log would not do: who can
+// write there could have this program, as root, change and remove any file. The run directory is gone after a reboot.
+// Then no restore is under way, and nothing is lost: a log is as it was, or has its size at the dump, and what was
+// newer is beside it as NAME.cucriu-TIME, as after a restore that succeeded. But no later restore joins the two again.
+func cutRecords(runDir string, img *image.Image) []files.UndoFile {
+	return []files.UndoFile{
+		{Path: filepath.Join(img.Dir(), "cucriu-"+undoName)},
+		{Path: filepath.Join(runDir, cutsDir, Key(string(job.Of(img)))+".json")},
+	}
 }
 
 func undoCut(hook *hooks.Hook, record files.UndoFile) error {

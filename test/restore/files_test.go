@@ -2,8 +2,10 @@ package restore
 
 import (
 	"fmt"
+	"maps"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 
@@ -123,9 +125,24 @@ func TestALogThatHasGrownIsCutOnRequest(t *testing.T) {
 		before := len(w.log(t)) // a job that runs on writes on
 		testenv.Eventually(t, testenv.Soon, "the log grows", func() bool { return len(w.log(t)) > before })
 		w.Kill()
-		grown := w.log(t)
+		grown, dumped := w.log(t), contents(t, images)
+		unwritten := func(when string) {
+			t.Helper()
+			if now := contents(t, images); !maps.Equal(now, dumped) {
+				t.Errorf("%s the image has changed: it had %d files, and has %d: %v", when, len(dumped), len(now),
+					slices.Sorted(maps.Keys(now)))
+			}
+		}
+		records := func() (found []string) {
+			found, _ = filepath.Glob(filepath.Join(host.RunDir, "cut-logs", "*"))
+			return found
+		}
 		as := func(when string) {
 			t.Helper()
+			unwritten(when)
+			if left := records(); len(left) > 0 {
+				t.Errorf("%s %v are left", when, left)
+			}
 			kept, _ := filepath.Glob(w.at("log.*"))
 			if w.log(t) != grown || len(kept) > 0 {
 				t.Errorf("%s the log had %d bytes, and has %d; beside it are %v", when, len(grown), len(w.log(t)), kept)
@@ -150,9 +167,20 @@ func TestALogThatHasGrownIsCutOnRequest(t *testing.T) {
 			host.Setenv("CUCRIU_FAILPOINT", "")
 			testenv.Eventually(t, testenv.Soon, "nobody is at work on it", func() bool { _, err := host.Cucriu("recover"); return err == nil })
 		}
-		for _, step := range []string{"restore.pre-restore", "restore.pre-resume"} {
+		for step, earlier := range map[string]bool{ // an earlier version has written its record into the image
+			"restore.pre-restore": false, "restore.pre-resume": true,
+		} {
 			kill(step)
 			testenv.Eventually(t, testenv.Soon, "no process of the job is left", w.Gone)
+			unwritten("killed at " + step)
+			if found := records(); len(found) != 1 || len(w.log(t)) >= len(grown) {
+				t.Fatalf("killed at %s: the log has %d bytes of %d; records: %v", step, len(w.log(t)), len(grown), found)
+			}
+			if earlier {
+				if err := os.Rename(records()[0], filepath.Join(images, "cucriu-undo.json")); err != nil {
+					t.Fatal(err)
+				}
+			}
 			testenv.Exits(t, host, testenv.StatusRefused, "restore", "-D", images)
 			as("killed at " + step)
 		}
@@ -174,8 +202,12 @@ func TestALogThatHasGrownIsCutOnRequest(t *testing.T) {
 		}
 		testenv.Exits(t, host, 0, "restore", "--cut-logs", "-D", images)
 		ends()
-		if left, _ := filepath.Glob(filepath.Join(images, "*undo*")); len(left) > 0 {
+		unwritten("in the end")
+		if left := records(); len(left) > 0 {
 			t.Errorf("left over: %v", left)
+		}
+		if info, err := os.Stat(filepath.Join(host.RunDir, "cut-logs")); err != nil || info.Mode().Perm() != 0o700 {
+			t.Error(info, err)
 		}
 	})
 }
