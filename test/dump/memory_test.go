@@ -2,8 +2,11 @@ package dump
 
 import (
 	"path/filepath"
+	"regexp"
 	"slices"
 	"testing"
+
+	"golang.org/x/sys/unix"
 
 	"cucriu/hooks/preflight"
 	"cucriu/internal/kit/imagedir"
@@ -96,5 +99,33 @@ func TestASuspendedProcessWhoseMemoryNVMLDoesNotTellWaitsForRoom(t *testing.T) {
 			t.Fatalf("cucriu resume: %v\n%s", err, out)
 		}
 		job.Runs()
+	})
+}
+
+// TestADiskAsLargeAsTheForecastIsEnough, in memory, too, where each worker's share of the GPU memory is reserved before
+// the process stands still.
+func TestADiskAsLargeAsTheForecastIsEnough(t *testing.T) {
+	testenv.Simulated(t, func(t *testing.T) {
+		host := testenv.NewHost(t, 1)
+		job := host.Start(2, "--procs", "2", "--mib", "40")
+		disk := filepath.Join(t.TempDir(), "disk")
+		testenv.SmallDisk(t, disk, "1m")
+		images := filepath.Join(disk, "images")
+		var need []string
+		for _, f := range testenv.Check(t, host, "-t", job.Root(), "-D", images).Of(preflight.SeverityError) {
+			if f.Name == preflight.FindingDiskSpace {
+				need = regexp.MustCompile(`the image takes at least (\d+) MiB`).FindStringSubmatch(f.Message)
+			}
+		}
+		if need == nil {
+			t.Fatal("a small disk is not found")
+		}
+		if err := unix.Mount("", disk, "", unix.MS_REMOUNT, "size="+need[1]+"m"); err != nil {
+			t.Fatal(err)
+		}
+		testenv.Exits(t, host, 0, "dump", "-t", job.Root(), "-D", images)
+		host.Restore(images)
+		job.Runs()
+		job.Check()
 	})
 }

@@ -11,6 +11,7 @@ import (
 	"sync/atomic"
 	"testing"
 
+	"golang.org/x/sync/errgroup"
 	"golang.org/x/sys/unix"
 
 	"cucriu/internal/kit/proc"
@@ -142,6 +143,51 @@ func TestNothingIsBegunAfterTheEndOfTheContext(t *testing.T) {
 	defer w.Close()
 	if err := Copy(ctx, a.Process, []proc.Range{a.part(0, len(a.memory))}, w, Raw); !errors.Is(err, cause) || w.shards[0].end != 0 {
 		t.Errorf("copy: %v, %d bytes written", err, w.shards[0].end)
+	}
+}
+
+// TestAFastWorkerTakesTheRoomOfTheOthers, where a tmpfs has just room for the memory, and each worker's share of it was
+// reserved.
+func TestAFastWorkerTakesTheRoomOfTheOthers(t *testing.T) {
+	const chunks = 8
+	a := newArena(t, (chunks+1)*ChunkSize)
+	copy(a.memory, bytes.Repeat(noise, 3))
+	at := (a.start() + ChunkSize - 1) / ChunkSize * ChunkSize
+	all := proc.Range{Start: at, End: at + chunks*ChunkSize}
+	dir := t.TempDir()
+	room := fmt.Sprintf("size=%d", chunks*ChunkSize+3*headerSize+pageSize) // the index, too
+	must(t, unix.Mount("tmpfs", dir, "tmpfs", 0, room))
+	t.Cleanup(func() { must(t, unix.Unmount(dir, unix.MNT_DETACH)) })
+	w, err := Create(dir, testID, testPID, 2)
+	must(t, err)
+	defer w.Close()
+	w.Reserve(chunks * ChunkSize)
+	put := func(worker, i int) error {
+		r := proc.Range{Start: at + uint64(i)*ChunkSize, End: at + uint64(i+1)*ChunkSize}
+		return w.Put(worker, Chunk{Address: r.Start, Size: ChunkSize, Checksum: checksum(a.of(r)), Codec: Raw, Data: a.of(r)})
+	}
+	must(t, put(1, 0))
+	var group errgroup.Group
+	group.Go(func() error { return put(1, 1) })
+	group.Go(func() error {
+		for i := 2; i < chunks; i++ {
+			if err := put(0, i); err != nil {
+				return err
+			}
+		}
+		return nil
+	})
+	must(t, group.Wait())
+	listing, err := w.Finish()
+	must(t, err)
+	r, err := Open(dir, testPID, &listing)
+	must(t, err)
+	defer r.Close()
+	want := bytes.Clone(a.of(all))
+	clear(a.of(all))
+	must(t, Fill(t.Context(), r, a.Process, 2))
+	if !bytes.Equal(a.of(all), want) {
+		t.Error("the memory is not as it was")
 	}
 }
 

@@ -23,6 +23,9 @@ const (
 	indexShard       = math.MaxUint32 // shard number in the header of the index
 )
 
+// IndexBytes returns the size of the index of so many bytes of memory.
+func IndexBytes(memory uint64) uint64 { return headerSize + (memory+ChunkSize-1)/ChunkSize*recordSize }
+
 // header returns a header: magic, version (4 bytes), shard (4), pid (8), id (16), zeros.
 func header(id string, pid int, shard uint32) []byte {
 	h := make([]byte, headerSize)

@@ -8,9 +8,12 @@ import (
 	"path/filepath"
 	"slices"
 	"sync"
+	"sync/atomic"
 
 	"golang.org/x/sync/errgroup"
 	"golang.org/x/sys/unix"
+
+	"cucriu/internal/kit/durable"
 )
 
 // Writer writes the memory of one process into files. It is a [Sink].
@@ -18,7 +21,7 @@ type Writer struct {
 	id     string
 	pid    int
 	files  []*os.File // the index, then the shards
-	shards []shard
+	shards []*shard
 	dir    string
 	// SyncAlong says to start writing each chunk to the disk as soon as it is in its file,
 	// so that less is left to sync at the end.
@@ -28,13 +31,15 @@ type Writer struct {
 	Written func(f *os.File, offset, size int64)
 	base    *Base
 	reused  []record // chunks of the base
-	// reserved says that the shards have more room than is written.
-	reserved bool
+	// reserved says that the shards have more room than is written. Whoever gives it back has giving.
+	reserved atomic.Bool
+	giving   sync.Mutex
 }
 
 // shard is a file of chunks. One worker writes it.
 type shard struct {
 	file    *os.File
+	mu      sync.Mutex // of whoever moves end, or cuts the file there
 	end     int64
 	records []record
 }
@@ -52,7 +57,7 @@ func Create(dir, id string, pid, shards int) (*Writer, error) {
 		w.files = append(w.files, f)
 	}
 	for _, f := range w.files[1:] {
-		w.shards = append(w.shards, shard{file: f})
+		w.shards = append(w.shards, &shard{file: f})
 	}
 	return w, nil
 }
@@ -65,7 +70,7 @@ func (w *Writer) Reserve(bytes int64) {
 	if len(w.shards) == 0 || unix.Fstatfs(int(w.shards[0].file.Fd()), &fs) != nil || fs.Type != unix.TMPFS_MAGIC {
 		return
 	}
-	w.reserved = true
+	w.reserved.Store(true)
 	each := headerSize + bytes/int64(len(w.shards))
 	var wg sync.WaitGroup
 	for _, s := range w.shards {
@@ -78,16 +83,25 @@ func (w *Writer) Reserve(bytes int64) {
 	wg.Wait()
 }
 
-// giveBack gives back the room that was reserved and is not needed: of all files at once, because that takes the kernel a while.
+// giveBack gives back the room that was reserved and is not, or not yet, needed: of all files at once, because that
+// takes the kernel a while.
 func (w *Writer) giveBack() error {
-	if !w.reserved {
+	w.giving.Lock()
+	defer w.giving.Unlock()
+	if !w.reserved.Load() {
 		return nil
 	}
 	var group errgroup.Group
 	for _, s := range w.shards {
-		group.Go(func() error { return s.file.Truncate(s.end) })
+		group.Go(func() error {
+			s.mu.Lock()
+			defer s.mu.Unlock()
+			return s.file.Truncate(s.end)
+		})
 	}
-	return group.Wait()
+	err := group.Wait()
+	w.reserved.Store(false)
+	return err
 }
 
 // Files returns the open files: the index, then the shards, then those of the base.
@@ -109,7 +123,7 @@ func (w *Writer) Put(worker int, chunk Chunk) error {
 		}
 		return nil
 	}
-	s := &w.shards[worker]
+	s := w.shards[worker]
 	if s.end == 0 {
 		if err := w.append(s, header(w.id, w.pid, uint32(worker))); err != nil {
 			return err
@@ -129,24 +143,36 @@ func (w *Writer) Put(worker int, chunk Chunk) error {
 	return nil
 }
 
+// append appends to a shard. A worker that is faster than the others needs more room than its share, and there may be
+// no other than what is reserved for them.
 func (w *Writer) append(s *shard, data []byte) error {
+	reserved := w.reserved.Load()
+	s.mu.Lock()
 	offset := s.end
 	n, err := s.file.WriteAt(data, offset)
 	s.end += int64(n)
-	if err != nil {
+	s.mu.Unlock()
+	full := reserved && durable.IsFull(err)
+	if err != nil && !full {
 		return fmt.Errorf("pages: %w", err)
 	}
-	if w.Written != nil {
+	if w.Written != nil && n > 0 {
 		w.Written(s.file, offset, int64(n))
 	}
-	return nil
+	if !full {
+		return nil
+	}
+	if err := w.giveBack(); err != nil {
+		return fmt.Errorf("pages: %w", err)
+	}
+	return w.append(s, data[n:])
 }
 
 // Finish writes the index. It fails if there is more memory than a [Reader] accepts.
 func (w *Writer) Finish() (Listing, error) {
 	l := Listing{ID: w.id, IndexBytes: headerSize}
 	for i := range w.shards {
-		s := &w.shards[i]
+		s := w.shards[i]
 		if s.end == 0 { // this worker got no chunk
 			if err := w.append(s, header(w.id, w.pid, uint32(i))); err != nil {
 				return l, err
