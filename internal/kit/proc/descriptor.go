@@ -7,6 +7,7 @@ import (
 	"path/filepath"
 	"strconv"
 	"strings"
+	"syscall"
 
 	"golang.org/x/sys/unix"
 )
@@ -49,9 +50,9 @@ func (p *Process) DuplicateDescriptor(fd int) (shared int, err error) {
 	return shared, err
 }
 
-// Use does something with the descriptor of a file. It does not change its mode, which other
+// Use does something with the descriptor of a file or a connection. It does not change its mode, which other
 // processes may share.
-func Use(f *os.File, do func(fd int) error) error {
+func Use(f syscall.Conn, do func(fd int) error) error {
 	conn, err := f.SyscallConn()
 	if err != nil {
 		return err

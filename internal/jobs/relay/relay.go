@@ -1,0 +1,187 @@
+package relay
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"net/netip"
+	"os"
+	"slices"
+	"sync"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"cucriu/internal/kit/fault"
+	"cucriu/internal/kit/proc"
+)
+
+const (
+	maxConnections = 4096
+	maxSenders     = 1024
+	senderIdle     = time.Minute
+	grace          = time.Second           // for what is under way when Serve is to end
+	retry          = 50 * time.Millisecond // without descriptors or memory; nothing tells when there are some again
+)
+
+// Relay has ports of the host.
+type Relay struct {
+	published []Publish
+	listeners []io.Closer // *net.TCPListener or *net.UDPConn, in the same order
+
+	closed      context.Context // ends every connection
+	close       context.CancelFunc
+	inside      namespace
+	tasks       sync.WaitGroup
+	connections chan struct{} // has an element for each
+	maxSenders  int           // of a port
+	senderIdle  time.Duration
+}
+
+// Listen opens the ports, all or none. Those who connect wait for Serve.
+func Listen(published []Publish) (*Relay, error) {
+	var limit unix.Rlimit
+	_ = unix.Getrlimit(unix.RLIMIT_NOFILE, &limit) // it does not fail
+	quarter := int(min(limit.Cur, 1<<20) / 4)      // of the descriptors for TCP and for UDP each: others need some, too
+	r := &Relay{
+		published: slices.Clone(published), senderIdle: senderIdle,
+		connections: make(chan struct{}, min(maxConnections, quarter/6)), // 2 sockets, and 2 pipes that Go splices with
+		maxSenders:  min(maxSenders, quarter/max(len(published), 1)),
+	}
+	r.closed, r.close = context.WithCancel(context.Background())
+	for i := range r.published {
+		p := &r.published[i]
+		listener, err := p.listen()
+		if errors.Is(err, unix.EADDRINUSE) {
+			err = fault.Because(err, fmt.Sprintf("port %d of this host is in use, or published twice", p.New),
+				"publish another port; 0 stands for any free one")
+		}
+		if err != nil {
+			r.Close()
+			return nil, fmt.Errorf("publish %s: %w", p, err)
+		}
+		r.listeners = append(r.listeners, listener)
+	}
+	return r, nil
+}
+
+// listen opens a port, and notes which one it is.
+func (p *Publish) listen() (listener io.Closer, err error) {
+	family := "" // both, as far as the host has them
+	if p.Address.Is4() {
+		family = "4" // even 0.0.0.0
+	} else if p.Address.Is6() {
+		family = "6"
+	}
+	var config net.ListenConfig
+	config.SetMultipathTCP(false) // Go splices plain TCP only
+	if p.UDP {
+		config.Control = wantLocalAddress
+		socket, err := config.ListenPacket(context.Background(), "udp"+family, p.host())
+		if err == nil {
+			p.New = netip.MustParseAddrPort(socket.LocalAddr().String()).Port()
+		}
+		return socket, err
+	}
+	socket, err := config.Listen(context.Background(), "tcp"+family, p.host())
+	if err == nil {
+		p.New = netip.MustParseAddrPort(socket.Addr().String()).Port()
+	}
+	return socket, err
+}
+
+// Published returns what is published, with the ports that 0 has become.
+func (r *Relay) Published() []Publish { return slices.Clone(r.published) }
+
+// Serve relays to a network namespace, an open /proc/PID/ns/net, and keeps that until it returns. It is called once. It
+// returns after Close, or when ctx is done: then the ports are closed at once, and peers have a second to take what the
+// job has sent last.
+func (r *Relay) Serve(ctx context.Context, namespace *os.File) (err error) {
+	defer r.Close()
+	if r.inside, err = enter(namespace); err != nil {
+		return err
+	}
+	defer close(r.inside)
+	defer context.AfterFunc(ctx, func() { r.end(grace) })()
+	for i, p := range r.published {
+		switch listener := r.listeners[i].(type) {
+		case *net.TCPListener:
+			r.tasks.Go(func() { r.accept(listener, p.Old) })
+		case *net.UDPConn:
+			r.tasks.Go(func() { r.receive(listener, p.Old) })
+		}
+	}
+	r.tasks.Wait()
+	return nil
+}
+
+// Close closes the ports and resets all connections.
+func (r *Relay) Close() { r.end(0) }
+
+func (r *Relay) end(after time.Duration) {
+	for _, listener := range r.listeners {
+		_ = listener.Close()
+	}
+	time.AfterFunc(after, r.close)
+}
+
+// namespace is an OS thread in a network namespace. It does what it is given, until the channel is closed.
+type namespace chan func()
+
+func enter(file *os.File) (namespace, error) {
+	n, entered := make(namespace), make(chan error)
+	go proc.OnOwnThread(func() {
+		err := proc.Use(file, func(fd int) error { return unix.Setns(fd, unix.CLONE_NEWNET) })
+		if entered <- err; err != nil {
+			return
+		}
+		for do := range n {
+			do()
+		}
+	})
+	if err := <-entered; err != nil {
+		return nil, fmt.Errorf("enter the job's network namespace: %w", err)
+	}
+	return n, nil
+}
+
+// dial connects to a port of the loopback interface. The thread does not wait for that.
+func (n namespace) dial(ctx context.Context, family, kind int, port uint16) (net.Conn, error) {
+	var socket int
+	var err error
+	made := make(chan struct{})
+	n <- func() {
+		socket, err = unix.Socket(family, kind|unix.SOCK_NONBLOCK|unix.SOCK_CLOEXEC, 0)
+		close(made)
+	}
+	if <-made; err != nil {
+		return nil, err
+	}
+	var address unix.Sockaddr = &unix.SockaddrInet4{Port: int(port), Addr: [4]byte{127, 0, 0, 1}}
+	if family == unix.AF_INET6 {
+		address = &unix.SockaddrInet6{Port: int(port), Addr: [16]byte{15: 1}}
+	}
+	file := os.NewFile(uintptr(socket), "socket")
+	defer file.Close() // FileConn duplicates it
+	defer context.AfterFunc(ctx, func() { _ = file.SetWriteDeadline(time.Now()) })()
+	raw, err := file.SyscallConn()
+	if err != nil {
+		return nil, err
+	}
+	waitErr := raw.Write(func(fd uintptr) bool { // called again when there is a result, which connect then returns
+		err = unix.Connect(int(fd), address)
+		return err != unix.EINPROGRESS && err != unix.EALREADY
+	})
+	if err := errors.Join(waitErr, err); err != nil {
+		return nil, err
+	}
+	conn, err := net.FileConn(file)
+	if err == nil && conn.LocalAddr().String() == conn.RemoteAddr().String() {
+		// Nothing listens, and the kernel happened to choose this port for our end: TCP connects to itself then.
+		conn.Close()
+		err = unix.ECONNREFUSED
+	}
+	return conn, err
+}
