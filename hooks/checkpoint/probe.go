@@ -27,6 +27,7 @@ import (
 	"cucriu/hooks/image"
 	"cucriu/internal/core/session"
 	"cucriu/internal/kit/criuimage"
+	"cucriu/internal/kit/netns"
 	"cucriu/internal/kit/proc"
 	"cucriu/internal/kit/rundir"
 )
@@ -241,7 +242,7 @@ func (r *probeRequest) try(ctx context.Context, putBack func(ctx context.Context
 	if err := s.covers(r.Paths); err != nil {
 		return t, err
 	}
-	if err := addLoopback(); err != nil {
+	if err := netns.AddLoopback(); err != nil {
 		return t, err
 	}
 	if err := putBack(ctx, dir); err != nil {

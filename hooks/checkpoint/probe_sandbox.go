@@ -145,24 +145,3 @@ func (s *sandbox) covers(paths []string) error {
 	}
 	return nil
 }
-
-// addLoopback gives the network namespace of a sandbox the addresses of this host itself.
-func addLoopback() error {
-	fd, err := unix.Socket(unix.AF_INET, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0)
-	if err != nil {
-		return err
-	}
-	defer unix.Close(fd)
-	lo, err := unix.NewIfreq("lo")
-	if err != nil {
-		return err
-	}
-	lo.SetUint16(unix.IFF_UP)
-	if err := unix.IoctlIfreq(fd, unix.SIOCSIFFLAGS, lo); err != nil {
-		return fmt.Errorf("loopback: %w", err)
-	}
-	for _, version := range []string{"ipv4", "ipv6"} { // sockets that listen at another address
-		_ = os.WriteFile("/proc/sys/net/"+version+"/ip_nonlocal_bind", []byte("1"), 0)
-	}
-	return nil
-}

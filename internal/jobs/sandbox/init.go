@@ -16,6 +16,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"cucriu/internal/jobs/job"
+	"cucriu/internal/kit/netns"
 )
 
 // ready is what init says when the sandbox is ready, or cannot be made.
@@ -108,12 +109,22 @@ func furnish(dir string, spec Spec) error {
 	if err := unix.Mount("proc", "/proc", "proc", unix.MS_NOSUID|unix.MS_NODEV|unix.MS_NOEXEC, ""); err != nil {
 		return fmt.Errorf("mount /proc: %w", err)
 	}
+	for _, s := range spec.Shown { // first: the others may hide what is shown
+		if err := s.mount(); err != nil {
+			return fmt.Errorf("show %s at %s: %w", s.Dir, s.At, err)
+		}
+	}
 	if err := unix.Mount("tmpfs", "/dev/shm", "tmpfs", unix.MS_NOSUID|unix.MS_NODEV, "mode=1777"); err != nil {
 		return fmt.Errorf("mount /dev/shm: %w", err)
 	}
 	if spec.PrivateTmp {
 		if err := unix.Mount("tmpfs", "/tmp", "tmpfs", unix.MS_NOSUID|unix.MS_NODEV, "mode=1777"); err != nil {
 			return fmt.Errorf("mount /tmp: %w", err)
+		}
+	}
+	if spec.OwnNetwork {
+		if err := netns.AddLoopback(); err != nil {
+			return err
 		}
 	}
 	if spec.Memory != "" {
@@ -139,6 +150,13 @@ func furnish(dir string, spec Spec) error {
 		return fmt.Errorf("set the first pid: %w", err)
 	}
 	return recordMounts(dir)
+}
+
+func (s Shown) mount() error {
+	if err := unix.Mount(s.Dir, s.At, "", unix.MS_BIND, ""); err != nil || !s.ReadOnly {
+		return err
+	}
+	return unix.MountSetattr(unix.AT_FDCWD, s.At, 0, &unix.MountAttr{Attr_set: unix.MOUNT_ATTR_RDONLY})
 }
 
 // mountMemory mounts a file system that is as large as this host's memory. Whoever writes there sees

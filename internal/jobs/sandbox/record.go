@@ -41,6 +41,10 @@ type Spec struct {
 	Memory string `json:"memory,omitempty"`
 	// PrivateTmp says that the sandbox has a /tmp of its own, in memory.
 	PrivateTmp bool `json:"private_tmp,omitempty"`
+	// OwnNetwork says that the sandbox has a network of its own: loopback, and nothing else.
+	OwnNetwork bool `json:"own_network,omitempty"`
+	// Shown are the directories that the job sees in place of others, in the order in which they are mounted.
+	Shown []Shown `json:"shown,omitempty"`
 	// HostDir is the job's folder in the run directory.
 	HostDir string `json:"host_dir,omitempty"`
 	// Fence ends the sandbox once the job belongs to another one.
@@ -53,6 +57,13 @@ type Spec struct {
 	Root int `json:"root,omitempty"`
 	// Adopted is the root process of a job that is adopted.
 	Adopted *proc.Ident `json:"adopted,omitempty"`
+}
+
+// Shown is a directory that a sandbox shows at a path where the host has another one.
+type Shown struct {
+	Dir      string `json:"dir"`
+	At       string `json:"at"` // an existing directory
+	ReadOnly bool   `json:"read_only,omitempty"`
 }
 
 // Start is a job to be started in a sandbox.
@@ -133,6 +144,8 @@ type Record struct {
 	// Leaving says that the job was told to leave, or that a dump is to end it: how it ends then does
 	// not say whether it has finished.
 	Leaving bool `json:"leaving,omitempty"`
+	// OwnNetwork is that of the [Spec].
+	OwnNetwork bool `json:"own_network,omitempty"`
 	// Adopted is the root process of a job that was not started in a sandbox: see [Adopt].
 	Adopted *proc.Ident `json:"adopted,omitempty"`
 }

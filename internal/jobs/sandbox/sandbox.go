@@ -102,7 +102,9 @@ func New(ctx context.Context, dir, runDir string, spec Spec) (*Sandbox, error) {
 	if r.Error != "" {
 		return nil, fmt.Errorf("make a sandbox for the job: %s", r.Error)
 	}
-	p, err := record(dir, cmd.Process.Pid, Record{Root: r.Root, RunDir: runDir, Running: spec.Start != nil})
+	p, err := record(dir, cmd.Process.Pid, Record{
+		Root: r.Root, RunDir: runDir, Running: spec.Start != nil, OwnNetwork: spec.OwnNetwork,
+	})
 	if err != nil {
 		return nil, err
 	}
@@ -198,6 +200,9 @@ func (p *Sandbox) Command(ctx context.Context, args ...string) *exec.Cmd {
 		enter := []string{"nsenter", "--target", strconv.Itoa(p.init.PID), "--pid", "--mount"}
 		if _, err := os.Stat("/proc/self/ns/time"); err == nil {
 			enter = append(enter, "--time")
+		}
+		if p.OwnNetwork {
+			enter = append(enter, "--net")
 		}
 		args = slices.Concat(enter, []string{"--"}, args)
 	}

@@ -55,7 +55,11 @@ func Unshare(dir string) error {
 		return err
 	}
 	// What the host mounts later is mounted for the job, too: an automounter's trap leads nowhere without it.
-	args := []string{"unshare", "--pid", "--mount", "--fork", "--propagation", "slave", "--", path, CommandInit, dir}
+	args := []string{"unshare", "--pid", "--mount", "--fork", "--propagation", "slave"}
+	if spec.OwnNetwork {
+		args = append(args, "--net")
+	}
+	args = append(args, "--", path, CommandInit, dir)
 	return fmt.Errorf("%s: %w", unshare, unix.Exec(unshare, args, os.Environ()))
 }
 
