@@ -163,6 +163,23 @@ func Covered(dir string) (func(path string) bool, error) {
 	return l.covers, err
 }
 
+// Written returns what a checkpoint's list puts back: the files that the job was writing, and the directories of its own.
+// The error is [fs.ErrNotExist] if the image in dir has no list.
+func Written(dir string) (paths, trees []string, err error) {
+	l, err := readList(dir)
+	for _, f := range l.Files {
+		for _, path := range f.Paths {
+			if f.Use == useAppend || f.Use == useContent {
+				paths = append(paths, string(path))
+			}
+		}
+	}
+	for _, t := range l.Trees {
+		trees = append(trees, string(t.Dir))
+	}
+	return paths, trees, err
+}
+
 func (l list) covers(path string) bool {
 	return slices.ContainsFunc(l.Files, func(f *file) bool { return slices.Contains(f.Paths, name(path)) }) ||
 		slices.ContainsFunc(l.Trees, func(t tree) bool { return path == string(t.Dir) || strings.HasPrefix(path, string(t.Dir)+"/") })

@@ -43,6 +43,8 @@ type PutBackOptions struct {
 	Undo UndoFile
 	// Except is the path of a file that is left alone.
 	Except string
+	// Copies says that the files are copies of what others have, so that nothing is kept of what is newer in them.
+	Copies bool
 	// OnlyMissing refuses to change a file that is there.
 	OnlyMissing bool
 	// Making, if it is set, is told of each file, and each name of one, before it gets its name.

@@ -168,7 +168,7 @@ func (p *putBack) compare(ctx context.Context, f *file, t *target) (*todo, error
 	}
 	occupied := min(t.stat.Blocks*512, t.stat.Size)
 	err = errors.Join(p.need(t, min(occupied, t.stat.Size-d.From)), p.need(t, f.Content.length()-occupied))
-	if err == nil {
+	if err == nil && !p.Copies {
 		d.Kept, err = p.freeName(t)
 	}
 	if err == nil { // opened as it will be: it may be in use as a program, or cannot be changed

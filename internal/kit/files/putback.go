@@ -340,6 +340,9 @@ func (p *putBack) link(t *target, d *todo) error {
 
 // say adds a sentence for the user.
 func (p *putBack) say(d *todo, format string, args ...any) {
+	if p.Copies {
+		return // what was changed, nobody has seen
+	}
 	c := Change{Text: fmt.Sprintf(format, args...)}
 	if d.Kept != "" {
 		c.Kept = string(d.keptName())
