@@ -84,11 +84,20 @@ func OpenImage(dir string) *image.Image {
 	if !isCheckpoint(dir) {
 		return image.Open(dir)
 	}
-	c, err := readIn(dir, filepath.Base(dir))
+	c, err := Read(dir)
 	if err != nil {
 		c = Checkpoint{Dir: dir, Err: err}
 	}
 	return c.Image()
+}
+
+// Read reads what a checkpoint is, wherever it lies. The error is [fs.ErrNotExist] if the directory holds none.
+func Read(dir string) (Checkpoint, error) {
+	c, err := readIn(dir, filepath.Base(dir))
+	if errors.Is(err, errGone) {
+		err = &fs.PathError{Op: "open", Path: dir, Err: unix.ENOENT}
+	}
+	return c, err
 }
 
 // Image is the image that the checkpoint is. To verify it marks nothing.

@@ -55,6 +55,7 @@ type Checkpoint struct {
 	Shared     int64        // bytes in files that are also linked from elsewhere
 	New        int64        // bytes that were written for it when it was made
 	Pinned     bool         // it is never pruned
+	Jobs       []string     // the directories of jobs that were started from it, and are there: it is not pruned either
 	Verified   bool         // all of it was read and was as it was written
 	Damage     *Damage      // that was found when it was read last; nil if none was
 	GivenUp    string       // why it was given up for an older one; empty if it was not

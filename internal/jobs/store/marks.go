@@ -5,11 +5,17 @@ import (
 	"fmt"
 	"io/fs"
 	"os"
+	"path/filepath"
+	"strings"
 	"time"
 
+	"golang.org/x/sys/unix"
+
 	"cucriu/hooks/image"
+	"cucriu/internal/kit/fault"
 	"cucriu/internal/kit/proc"
 	"cucriu/internal/kit/records"
+	"cucriu/internal/kit/twice"
 )
 
 // Marks say something about a checkpoint that was not known when it was made. They are files in its
@@ -22,6 +28,9 @@ const (
 	damagedName  = "damaged.json"
 )
 
+// startedPrefix begins the names of the marks of jobs that were started from a checkpoint: one for each.
+const startedPrefix = "started-"
+
 const maxMarkBytes = 16 << 10
 
 var (
@@ -31,6 +40,28 @@ var (
 	trialKind    = records.Kind[image.Trial]{Name: trialName, Version: 1, Limit: maxMarkBytes}
 	pinnedKind   = records.Kind[time.Time]{Name: pinnedName}
 )
+
+// startedKind is the mark of one job, by the key of its directory.
+func startedKind(key string) records.Kind[started] {
+	return records.Kind[started]{Name: startedPrefix + key + ".json", Version: 1, Limit: maxMarkBytes}
+}
+
+// started says which job was started from a checkpoint, and needs it until it has one of its own, and again if it has lost
+// that.
+type started struct {
+	At   time.Time `json:"at"`
+	Dir  string    `json:"dir"`
+	Host string    `json:"host"` // where that directory is
+}
+
+// isThere reports whether the job may be there: of another host nobody here can tell.
+func (j started) isThere() bool {
+	if host, err := os.Hostname(); err != nil || host != j.Host {
+		return true
+	}
+	_, err := os.Lstat(filepath.Join(j.Dir, twice.RecordName))
+	return !errors.Is(err, fs.ErrNotExist) && !errors.Is(err, unix.ENOTDIR)
+}
 
 // verified is what verifiedName holds.
 type verified struct {
@@ -55,6 +86,7 @@ type Damage struct {
 func (c *Checkpoint) readMarks(root *os.Root) {
 	_, err := root.Lstat(pinnedName)
 	c.Pinned = err == nil
+	c.readJobs(root)
 	v, _, err := readKind(root, verifiedKind)
 	c.Verified = err == nil && v.CRC32C == c.sum && !v.At.IsZero()
 	if g, _, err := readKind(root, givenUpKind); err == nil && g.Why != "" {
@@ -71,6 +103,35 @@ func (c *Checkpoint) readMarks(root *os.Root) {
 		c.Trial = &t
 	}
 }
+
+// readJobs reads the marks of jobs that were started from the checkpoint.
+func (c *Checkpoint) readJobs(root *os.Root) {
+	entries, _ := fs.ReadDir(root.FS(), ".")
+	for _, entry := range entries {
+		key, isMark := strings.CutPrefix(entry.Name(), startedPrefix)
+		key, isJSON := strings.CutSuffix(key, ".json")
+		if !isMark || !isJSON {
+			continue
+		}
+		if j, _, err := readKind(root, startedKind(key)); err != nil {
+			c.Jobs = append(c.Jobs, entry.Name())
+		} else if j.isThere() {
+			c.Jobs = append(c.Jobs, proc.Printable(j.Dir))
+		}
+	}
+}
+
+// NoteStarted records in a checkpoint, wherever it lies, that the job of a directory is started from it.
+func NoteStarted(checkpoint, key, job string) error {
+	host, err := os.Hostname()
+	if err != nil {
+		return err
+	}
+	return startedKind(key).Write(checkpoint, started{At: time.Now().UTC(), Dir: job, Host: host})
+}
+
+// ForgetStarted takes that back.
+func ForgetStarted(checkpoint, key string) error { return startedKind(key).Remove(checkpoint) }
 
 // mark writes a mark of a checkpoint.
 func mark[T any](s *Store, checkpoint string, kind records.Kind[T], value T) error {
@@ -121,6 +182,8 @@ func (s *Store) Pin(name string, pinned bool) error {
 		return err
 	case pinned && !c.Pinned:
 		err = pinnedKind.Write(c.Dir, time.Now().UTC())
+	case !pinned && len(c.Jobs) > 0:
+		err = fault.New("jobs were started from it, and need it: "+strings.Join(c.Jobs, ", "), "remove them first with cucriu jobs rm")
 	case !pinned:
 		err = pinnedKind.Remove(c.Dir)
 	}

@@ -44,12 +44,12 @@ func (s *Store) Prune(ctx context.Context, policy Policy) ([]Checkpoint, error) 
 		if !slices.ContainsFunc(newer, func(c Checkpoint) bool { return c.Usable() && c.Verified }) {
 			break
 		}
-		if candidate.Pinned {
+		if candidate.stays() {
 			continue
 		}
 		kept := 0
 		for _, c := range newer {
-			if c.Usable() && !c.Pinned {
+			if c.Usable() && !c.stays() {
 				kept++
 			}
 		}
@@ -78,7 +78,7 @@ func (s *Store) Prune(ctx context.Context, policy Policy) ([]Checkpoint, error) 
 // Unverified returns the checkpoints among all that Keep would have removed, and the newest one that can be used, if
 // they stay only until that is verified.
 func (p Policy) Unverified(all []Checkpoint) (stay []string, until string) {
-	all = slices.DeleteFunc(slices.Clone(all), func(c Checkpoint) bool { return !c.Usable() || c.Pinned })
+	all = slices.DeleteFunc(slices.Clone(all), func(c Checkpoint) bool { return !c.Usable() || c.stays() })
 	if p.Keep <= 0 || len(all) <= p.Keep || all[len(all)-1].Verified {
 		return nil, ""
 	}
@@ -131,6 +131,9 @@ func (s *Store) diskBytes(without []Checkpoint) (int64, error) {
 	return total, nil
 }
 
+// stays reports whether the checkpoint is never pruned.
+func (c Checkpoint) stays() bool { return c.Pinned || len(c.Jobs) > 0 }
+
 var errPinned = errors.New("it is pinned")
 
 // remove takes the name of a checkpoint away, and then removes what is in it: a checkpoint
@@ -141,9 +144,9 @@ func (s *Store) remove(ctx context.Context, name string) error {
 	}
 	dir, aside := s.checkpointDir(name), s.checkpointDir(partialPrefix+name)
 	err := s.setAside(ctx, name, aside)
-	// A person may have pinned it just now, through a view.
+	// A person may have pinned it just now, through a view, or started a job from it.
 	if err == nil {
-		if _, pinned := os.Lstat(filepath.Join(aside, pinnedName)); pinned == nil {
+		if now, readErr := readIn(aside, name); readErr == nil && now.stays() {
 			err = errors.Join(errPinned, os.Rename(aside, dir))
 		}
 	}
