@@ -129,6 +129,7 @@ type checkpointReport struct {
 	GivenUp      string         `json:"given_up,omitempty"` // why the job resumed from an older one
 	Verified     bool           `json:"verified"`
 	Pinned       bool           `json:"pinned"`
+	Jobs         []string       `json:"jobs,omitempty"` // the directories of jobs that were started from it
 	Trial        *image.Trial   `json:"trial,omitempty"`
 	Here         bool           `json:"here"`          // this host can take it
 	WhyNotHere   string         `json:"why,omitempty"` // or what it lacks
@@ -206,7 +207,7 @@ func reportOf(c store.Checkpoint) checkpointReport {
 	r := checkpointReport{
 		Name: c.Name, Dir: c.Dir, CreatedAt: c.CreatedAt, Bytes: c.Bytes, AloneBytes: c.Bytes - c.Shared, NewBytes: c.New,
 		PauseSeconds: c.Pause.Seconds(), Reason: c.Reason, Host: c.Host, Driver: c.Driver, GPUs: append([]cudackpt.GPU{}, c.GPUs...),
-		GivenUp: c.GivenUp, Verified: c.Verified, Pinned: c.Pinned, Trial: c.Trial,
+		GivenUp: c.GivenUp, Verified: c.Verified, Pinned: c.Pinned, Jobs: c.Jobs, Trial: c.Trial,
 	}
 	switch {
 	case c.Err != nil:
@@ -255,6 +256,9 @@ func marks(r checkpointReport) string {
 	if r.Verified {
 		marks = append(marks, "verified")
 	}
+	if len(r.Jobs) > 0 {
+		marks = append(marks, "started "+units.Count(len(r.Jobs), "job"))
+	}
 	if r.Pinned {
 		marks = append(marks, "pinned")
 	}
@@ -268,7 +272,8 @@ func marks(r checkpointReport) string {
 type jobReport struct {
 	Job        jobs.Local         `json:"job"`
 	Command    []string           `json:"command"`
-	Options    []string           `json:"options"` // of cucriu run, that are not as by default
+	Options    []string           `json:"options"`         // of cucriu run, that are not as by default
+	Image      string             `json:"image,omitempty"` // that the job was started from
 	User       string             `json:"user"`
 	Log        string             `json:"log,omitempty"`     // the job's output; empty if there is none
 	JobPID     int                `json:"job_pid,omitempty"` // of the command; 0 if it does not run here
@@ -339,6 +344,7 @@ func (r *jobReport) describe() {
 	of, _ := jobs.Describe(r.Job.Dir) // a record that cannot be read is told of below
 	options, _ := jobs.Flags(r.Job.Dir)
 	r.Command, r.Options, r.User = append([]string{}, of.Command...), append([]string{}, options...), "root" // not nil: null is no list in JSON
+	r.Image = of.Image
 	if of.Adopted {
 		r.User = cmp.Or(of.User, "-")
 	}
@@ -360,6 +366,9 @@ func writeJob(out io.Writer, report jobReport) {
 	about.row("command", cmp.Or(strings.Join(report.Command, " "), "-"))
 	if len(report.Options) > 0 {
 		about.row("options", strings.Join(report.Options, " "))
+	}
+	if report.Image != "" {
+		about.row("image", report.Image)
 	}
 	about.row("user", report.User)
 	about.row("output", cmp.Or(report.Log, "-"))

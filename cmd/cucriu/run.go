@@ -19,8 +19,10 @@ import (
 
 	"cucriu/hooks"
 	"cucriu/hooks/checkpoint"
+	"cucriu/hooks/preflight"
 	"cucriu/internal/jobs"
 	"cucriu/internal/jobs/job"
+	"cucriu/internal/jobs/relay"
 	"cucriu/internal/kit/fault"
 	"cucriu/internal/kit/logging"
 	"cucriu/internal/kit/pages"
@@ -210,6 +212,12 @@ func sayWhyKilled(runDir string, pid int, begun time.Time) {
 func addLongFlags(cmd *cobra.Command, o *jobs.Options) (check func(args []string) error) {
 	flags := cmd.Flags()
 	folderFlag(cmd, &o.Dir, "dir", "", "directory for the job's checkpoints and output; created if missing")
+	folderFlag(cmd, &o.Image, "image", "", "start a new job from this image in place of a command: "+
+		"the directory of another long job (its newest checkpoint), or of one of its checkpoints")
+	flags.StringArrayVar(&o.Private, "private", nil, "with --image: give the job a private copy of this "+
+		"directory, as of those in which the image was writing; may be repeated")
+	flags.Var(&ports{to: &o.Publish}, "publish", "with --image: let this port of the host lead to one of the job, which "+
+		"has a network of its own with no other way in or out: [ADDRESS:]NEW:OLD[/udp], where NEW may be 0 for any; may be repeated")
 	flags.StringVar(&o.Name, "name", "", "the job's name (default: the last part of DIR)")
 	flags.StringVar(&o.User, "user", "", "user to run the job as, by name or number (default: root)")
 	sizeFlag(cmd, &o.FilesLimit, "files-limit", "how much content of files that the job has open for writing may be saved in a checkpoint, such as 512M")
@@ -260,7 +268,7 @@ func addLongFlags(cmd *cobra.Command, o *jobs.Options) (check func(args []string
 		_, err := jobs.Describe(o.Dir)
 		isNew := err != nil
 		switch {
-		case len(args) > 0 || o.Adopt != 0:
+		case len(args) > 0 || o.Adopt != 0 || o.Image != "" && isNew:
 		case errors.Is(err, os.ErrNotExist) && errors.As(err, new(*fault.Explained)): // there are checkpoints
 			return runError{err}
 		case errors.Is(err, os.ErrNotExist) || errors.Is(err, unix.ENOTDIR):
@@ -297,6 +305,10 @@ func addLongFlags(cmd *cobra.Command, o *jobs.Options) (check func(args []string
 			}
 		}
 		switch {
+		case o.Image != "" && (len(args) > 0 || o.Adopt != 0):
+			return errors.New("--image: the job is started from the image, so leave out the command and --adopt")
+		case o.Image == "" && isNew && len(o.Private) > 0:
+			return errors.New("--private applies only to a job that is started from an image: see --image")
 		case o.Adopt != 0 && len(args) > 0:
 			return errors.New("--adopt: the job is already running, so leave out the command")
 		case o.Adopt != 0 && (o.User != "" || o.PrivateTmp || o.WaitAll || cmd.Flags().Changed("guest") ||
@@ -350,6 +362,46 @@ func checkInput(input *os.File) error {
 	return nil
 }
 
+// ports is an option for ports to be published.
+type ports struct{ to *[]relay.Publish }
+
+func (p *ports) String() string { return strings.Join(p.GetSlice(), ",") }
+
+func (p *ports) Type() string { return "port" }
+
+func (p *ports) Set(text string) error {
+	if text == "" { // that is given to be rid of others
+		*p.to = nil
+		return nil
+	}
+	one, err := relay.Parse(text)
+	*p.to = append(*p.to, one)
+	return err
+}
+
+// GetSlice returns what was given, for [rememberedFlags].
+func (p *ports) GetSlice() (all []string) {
+	if p.to == nil { // pflag asks one that is zero
+		return nil
+	}
+	for _, one := range *p.to {
+		all = append(all, one.String())
+	}
+	return all
+}
+
+func (p *ports) Append(text string) error { return p.Set(text) }
+
+func (p *ports) Replace(all []string) error {
+	*p.to = nil
+	for _, text := range all {
+		if err := p.Set(text); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
 // stageAuto is the word for the default of --stage.
 const stageAuto = "auto"
 
@@ -365,6 +417,9 @@ func runLong(cmd *cobra.Command, hook *hooks.Hook, options jobs.Options) error {
 	status, err := jobs.Run(cmd.Context(), hook, options, signals)
 	if errors.As(err, new(jobs.UsageError)) {
 		return usageError{err}
+	}
+	if ofImage := new(jobs.ImageError); errors.As(err, &ofImage) {
+		return preflight.AsRefusal(err)
 	}
 	if notStarted := new(job.NotStartedError); err != nil && !errors.As(err, &notStarted) {
 		return runError{err}

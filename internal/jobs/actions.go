@@ -194,6 +194,8 @@ func (s *supervisor) actor(ctx context.Context, a life.Action) func(e *event) er
 			err := s.starter.begin(ctx, told)
 			if e.Kind, e.Paused = life.Here, s.starter.paused; s.record.Finished != nil { // while nobody looked
 				e.Kind = life.Finished
+			} else if err == nil && s.sandbox != nil {
+				s.sayError(s.publishPorts())
 			}
 			return err
 		}

@@ -75,6 +75,9 @@ func (s *starter) begin(ctx, told context.Context) error {
 		if s.record.Adopted {
 			return s.adopt(ctx)
 		}
+		if s.record.Image != nil {
+			return s.startFromImage(told)
+		}
 		return s.start(ctx)
 	}
 	return s.resumeNewest(told, all)
@@ -275,6 +278,9 @@ func (s *starter) newSandbox(ctx context.Context, g job.GPUs, spec sandbox.Spec)
 	}
 	spec.Hide, spec.Params, spec.Terminal = g.Hidden, filepath.Join(s.hook.Config.Driver.Root, "proc/driver/nvidia/params"), terminalSpec(s.core)
 	spec.HostDir, spec.Fence, spec.PrivateTmp = s.runDir, s.fence, s.PrivateTmp
+	if from := s.record.Image; from != nil {
+		spec.OwnNetwork, spec.Shown = true, append(spec.Shown, from.shown(s.Dir)...)
+	}
 	return s.makeSandbox(func(dir, runDir string) (err error) {
 		s.sandbox, err = sandbox.New(ctx, dir, runDir, spec)
 		return err

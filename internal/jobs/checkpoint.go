@@ -187,7 +187,10 @@ func (s *checkpointer) checkpointBy(ctx context.Context, base, reason string, en
 	}()
 	of := inside.Staged{
 		Begun: begun.UTC(), Number: 1, Reason: reason, Root: s.sandbox.Root,
-		Output: s.tail.movedFrom(s.outputPath()),
+		Dir: filepath.Dir(s.seenOutput()), Output: s.tail.movedFrom(s.outputPath()),
+	}
+	if from := s.record.Image; from != nil {
+		of.Private = from.Private
 	}
 	if of.BootID, err = proc.BootID(); err != nil {
 		return store.Checkpoint{}, err

@@ -8,6 +8,7 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"strings"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -15,6 +16,7 @@ import (
 	"cucriu/hooks"
 	"cucriu/internal/jobs/inside"
 	"cucriu/internal/jobs/job"
+	"cucriu/internal/jobs/relay"
 	"cucriu/internal/jobs/sandbox"
 	"cucriu/internal/jobs/store"
 	"cucriu/internal/kit/fault"
@@ -34,10 +36,32 @@ type core struct {
 	// fileSize is how large files this command might write, which counts for the job and not for its checkpoints.
 	fileSize *unix.Rlimit
 	tail     *follower
-	staged   string // where the last image of the job is, if it could not be made a checkpoint
+	relay    *relay.Relay // nil if no port is published
+	staged   string       // where the last image of the job is, if it could not be made a checkpoint
 
 	isNew     bool // the record was made by this run
 	withdrawn bool // the job was refused before it ever ran
+}
+
+// publishPorts relays to the ports of the job from now on, until the supervisor ends.
+func (s *core) publishPorts() error {
+	if s.relay == nil {
+		return nil
+	}
+	namespace, err := os.Open(fmt.Sprintf("/proc/%d/ns/net", s.sandbox.Init().PID))
+	if err != nil {
+		return fmt.Errorf("network of the job: %w", err)
+	}
+	var ports []string
+	for _, p := range s.relay.Published() {
+		ports = append(ports, p.String())
+	}
+	s.inform("published: " + strings.Join(ports, " "))
+	go func() {
+		defer namespace.Close()
+		s.sayError(s.relay.Serve(context.Background(), namespace))
+	}()
+	return nil
 }
 
 func newCore(hook *hooks.Hook, o Options) *core {
@@ -47,11 +71,19 @@ func newCore(hook *hooks.Hook, o Options) *core {
 
 func (s *core) outputPath() string { return filepath.Join(s.Dir, OutputLog) }
 
+// seenOutput is the path by which the job has its output log: that which it had when its image was made.
+func (s *core) seenOutput() string {
+	if from := s.record.Image; from != nil && from.Dir != "" {
+		return filepath.Join(from.Dir, OutputLog)
+	}
+	return s.outputPath()
+}
+
 const shm, tmp = "/dev/shm", "/tmp"
 
 // files says which files of the job belong to a checkpoint. The /dev/shm of a sandbox is its own.
 func (s *core) files() files.Options {
-	o := files.Options{Limit: s.FilesLimit, Except: append([]string{s.outputPath()}, s.NotSaved...)}
+	o := files.Options{Limit: s.FilesLimit, Except: append([]string{s.outputPath(), s.seenOutput()}, s.NotSaved...)}
 	if s.sandbox != nil && !s.sandbox.IsAdopted() {
 		o.Shm = shm
 	}
@@ -71,7 +103,11 @@ func undoFile(runDir, dir string, begun time.Time) files.UndoFile {
 	}
 }
 
+// undoFile is none for a job from an image: only its own sandbox has the files.
 func (s *core) undoFile() files.UndoFile {
+	if s.record.Image != nil {
+		return files.UndoFile{}
+	}
 	return undoFile(s.hook.Config.RunDir, s.Dir, s.record.Begun)
 }
 
@@ -80,13 +116,20 @@ const undoName = "undo.json"
 // undoFiles undoes what a restore did to the job's files that did not come to its end. Nothing of
 // the job runs.
 func (s *core) undoFiles() error {
+	if s.record.Image != nil {
+		return nil
+	}
 	left, err := files.Undo(s.undoFile())
 	s.tellChanges(left)
 	return err
 }
 
 // forgetUndo notes that the job keeps its files as they are.
-func (s *core) forgetUndo() { s.sayError(files.Forget(s.undoFile())) }
+func (s *core) forgetUndo() {
+	if s.record.Image == nil {
+		s.sayError(files.Forget(s.undoFile()))
+	}
+}
 
 // UndoFiles undoes what a restore did to the files of a job that is not resumed here.
 func UndoFiles(runDir, dir string) error {

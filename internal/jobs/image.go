@@ -13,9 +13,11 @@ import (
 	"cucriu/hooks/checkpoint"
 	"cucriu/hooks/image"
 	"cucriu/hooks/preflight"
+	"cucriu/internal/jobs/inside"
 	"cucriu/internal/jobs/job"
 	"cucriu/internal/jobs/store"
 	"cucriu/internal/kit/criuimage"
+	"cucriu/internal/kit/fault"
 	"cucriu/internal/kit/files"
 	"cucriu/internal/kit/rundir"
 	"cucriu/internal/kit/twice"
@@ -32,6 +34,11 @@ func RestoreCut(ctx context.Context, hook *hooks.Hook, dir string, options check
 	var asItWas twice.Start // the job that the image was made of, in the pid namespace of this program or of the image
 	if err := cmp.Or(job.RefuseDirectory(dir), twice.RefuseKept(dir, asItWas)); err != nil {
 		return checkpoint.Result{}, preflight.AsRefusal(err)
+	}
+	if of, err := inside.ReadStaged(dir); err == nil && len(of.Private) > 0 {
+		return checkpoint.Result{}, preflight.AsRefusal(fault.New(dir+" is of a job that has files of its own in "+
+			strings.Join(of.Private, ", ")+", and would be restored with those of the host",
+			"start a job from it: cucriu run --dir DIR --image "+dir))
 	}
 	img := store.OpenImage(dir)
 	lock, err := job.LockStart(img, asItWas)
@@ -125,6 +132,9 @@ func CheckRestore(ctx context.Context, hook *hooks.Hook, dir string) (preflight.
 	}
 	findings, err := checkpoint.CheckRestore(ctx, hook, dir, exceptOwn(dir, except))
 	findings = slices.DeleteFunc(findings, func(f preflight.Finding) bool { return f.Name == preflight.FindingPIDTaken })
+	if of, err := inside.ReadStaged(dir); err == nil && len(of.Private) > 0 { // only the sandbox has its files
+		return findings, err
+	}
 	return append(findings, putBackFindings(ctx, dir)...), err
 }
 
@@ -141,8 +151,13 @@ func checkFiles(ctx context.Context, dir string) (preflight.Findings, error) {
 
 // exceptOwn leaves out what is in the directory of the job, which may be yet to come.
 func exceptOwn(dir string, except func(path string) bool) func(path string) bool {
-	job := filepath.Dir(filepath.Dir(dir)) + "/"
-	return func(path string) bool { return except(path) || strings.HasPrefix(path, job) }
+	of, _ := inside.ReadStaged(dir) // an image that cannot be read has other findings
+	own := append([]string{filepath.Dir(filepath.Dir(dir)), of.Dir}, of.Private...)
+	return func(path string) bool {
+		return except(path) || slices.ContainsFunc(own, func(dir string) bool {
+			return dir != "" && dir != "/" && isBelow(path, dir)
+		})
+	}
 }
 
 func putBackFindings(ctx context.Context, dir string) (findings preflight.Findings) {

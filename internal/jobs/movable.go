@@ -73,6 +73,10 @@ func (j *Movable) CheckLeaves() (of Description, err error) {
 		err = fmt.Errorf("%s has a terminal or input from an earlier version of cucriu run (--tty, --stdin), "+
 			"and cannot be migrated", j.Name)
 	}
+	if err == nil && of.Image != "" {
+		err = fmt.Errorf("%s was started from an image, and cannot be migrated: start another job there from the image, "+
+			"or from a checkpoint of this one", j.Name)
+	}
 	return of, err
 }
 

@@ -16,7 +16,7 @@ func (s *core) checkNames(images string) error {
 	for _, f := range named {
 		paths = append(paths, f.Path)
 	}
-	return files.CheckNames(images, s.outputPath(), paths)
+	return files.CheckNames(images, s.seenOutput(), paths)
 }
 
 // publish makes a checkpoint of an image. One that was made while the job's directory had another name
@@ -25,6 +25,9 @@ func (s *core) publish(ctx context.Context, images string, info store.Info, ende
 	wrong := s.checkNames(images)
 	if wrong != nil && !ended {
 		return store.Checkpoint{}, wrong
+	}
+	if err := s.addOurs(images); err != nil {
+		return store.Checkpoint{}, err
 	}
 	c, err := s.store.Publish(ctx, images, info)
 	if err == nil && wrong != nil {

@@ -6,6 +6,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"cucriu/internal/jobs/relay"
 	"cucriu/internal/kit/pages"
 )
 
@@ -17,6 +18,15 @@ type Options struct {
 	Env     []string // nil is ours
 	// Adopt is the root process of a running job to be adopted; 0 is none.
 	Adopt int
+
+	// Image is what a new job is started from in place of a command: the directory of an image or of another long job, or
+	// job:NAME. It may be given again for a job that was started from it.
+	Image string
+	// Private are directories of which a job from an image gets copies, beside those in which the image was writing.
+	Private []string
+
+	// Publish are ports of the host that lead to those of a job from an image, which has a network of its own.
+	Publish []relay.Publish
 
 	// User is whose the job is, by name or number; empty is root's.
 	User string

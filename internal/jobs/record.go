@@ -33,6 +33,8 @@ type record struct {
 	WorkDir string    `json:"work_dir"`
 	Begun   time.Time `json:"begun"`
 	Input   input     `json:"input,omitempty"`
+	// Image is what the job was started from; nil if that was its command.
+	Image *origin `json:"image,omitempty"`
 	// Adopted says that the job was not started by us.
 	Adopted bool `json:"adopted,omitempty"`
 	// User is whose the process was that was adopted.
@@ -116,6 +118,10 @@ func readRecord(o Options) (r record, change bool, err error) {
 	if err := r.Input.check(); err != nil {
 		return record{}, false, err
 	}
+	if o.Image != "" && (r.Image == nil || r.Image.Asked != o.Image) {
+		return record{}, false, fmt.Errorf("%s is the directory of another job, which was not started from %s: %s",
+			o.Dir, o.Image, otherRemedy(o.Dir, r.Name))
+	}
 	if o.Adopt != 0 && !r.Adopted {
 		return record{}, false, fmt.Errorf("%s is the directory of another job, which was started there: %s: name another --dir", o.Dir, strings.Join(r.Command, " "))
 	}
@@ -147,6 +153,9 @@ func otherRemedy(dir, name string) string {
 func newRecord(o Options) (record, error) {
 	if o.Adopt != 0 {
 		return adoptedRecord(o)
+	}
+	if o.Image != "" {
+		return recordFrom(o)
 	}
 	if len(o.Command) == 0 {
 		return record{}, fmt.Errorf("%s is not yet the directory of a job: name the command to run", o.Dir)
@@ -273,6 +282,8 @@ type Description struct {
 	Adopted bool
 	// Attached says that an earlier version gave the job a terminal (--tty), or its own input (--stdin).
 	Attached bool
+	// Image is the image that the job was started from; "" if it was started by its command.
+	Image string
 }
 
 // Describe reads what the directory of a job says of it. The error is [fs.ErrNotExist] if it is not
@@ -284,7 +295,14 @@ func Describe(dir string) (Description, error) {
 // describeAs is Describe for a record that has another name yet.
 func describeAs(path string) (Description, error) {
 	r, err := loadRecord(path)
-	return Description{Name: r.Name, Dir: r.Dir, Command: r.Command, Begun: r.Begun, Finished: r.Finished != nil, User: r.User, Adopted: r.Adopted, Attached: r.Input != inputNone}, err
+	d := Description{
+		Name: r.Name, Dir: r.Dir, Command: r.Command, Begun: r.Begun, Finished: r.Finished != nil, User: r.User,
+		Adopted: r.Adopted, Attached: r.Input != inputNone,
+	}
+	if r.Image != nil {
+		d.Image = r.Image.Path
+	}
+	return d, err
 }
 
 // OutputLog is where the output of a job is, in its directory.
@@ -292,7 +310,8 @@ const OutputLog = "output.log"
 
 // OwnFiles are all names that there may be in the directory of a job that has not run here.
 func OwnFiles() []string {
-	return append(TravelFiles(), "lock", "owner.json", "checkpoints", "staged", fenceName, undoName, arrivalsName, moveLockName, moveName)
+	return append(TravelFiles(), "lock", "owner.json", "checkpoints", "staged", fenceName, undoName, arrivalsName, moveLockName, moveName,
+		shownImage, privateDir, privateDir+".partial")
 }
 
 // NoteLocal notes in the run directory what a job does on this host that has no supervisor here.

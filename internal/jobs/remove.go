@@ -84,6 +84,9 @@ func Remove(ctx context.Context, hook *hooks.Hook, job Local, agreed, keepOutput
 	if err != nil {
 		return r, errors.Join(err, c.store.Close())
 	}
+	if from := c.record.Image; from != nil { // whoever owns the image may have removed it
+		_ = store.ForgetStarted(from.Path, Key(job.Dir))
+	}
 	job.endMetrics(true)
 	return r, os.RemoveAll(l.runDir)
 }
@@ -93,6 +96,10 @@ func (s *core) mayLose(r *Removal, agreed bool) error {
 	all, err := s.store.Checkpoints()
 	for _, c := range all {
 		r.Checkpoints = append(r.Checkpoints, c.Name)
+		if len(c.Jobs) > 0 {
+			return fault.New(fmt.Sprintf("jobs were started from its checkpoint %s, and need it: %s",
+				c.Name, strings.Join(c.Jobs, ", ")), "remove them first with cucriu jobs rm")
+		}
 	}
 	switch {
 	case err != nil || agreed:
@@ -126,11 +133,19 @@ func (s *lease) removeAll(ctx context.Context, r *Removal, keepOutput bool) erro
 	if err == nil {
 		err = removeSandboxes(s.Dir)
 	}
+	private := filepath.Join(s.Dir, privateDir) // of a job from an image
+	if err == nil {
+		err = os.RemoveAll(private + ".partial")
+	}
+	if err == nil && !keepOutput { // which may be there
+		err = os.RemoveAll(private)
+	}
 	// As long as the record is there, it can be removed again. What says where the job belongs goes after it, so
 	// that no job of another host is started here, and the lock last.
 	last := []string{recordName, "owner.json", moveName, moveLockName, "lock"}
 	for _, name := range append(OwnFiles(), tailsName, SupervisorLog) {
-		if slices.Contains(last, name) || slices.Contains(store.Dirs(), name) || keepOutput && name == OutputLog {
+		isKept := keepOutput && (name == OutputLog || name == privateDir)
+		if slices.Contains(last, name) || slices.Contains(store.Dirs(), name) || isKept {
 			continue
 		}
 		err = cmp.Or(err, removeFile(s.Dir, name))

@@ -24,8 +24,6 @@ import (
 	"cucriu/internal/kit/criuimage"
 	"cucriu/internal/kit/fault"
 	"cucriu/internal/kit/files"
-	"cucriu/internal/kit/first"
-	"cucriu/internal/kit/guest"
 	"cucriu/internal/kit/proc"
 	"cucriu/internal/kit/units"
 )
@@ -122,17 +120,18 @@ func (s *starter) resumeTwice(ctx context.Context, c store.Checkpoint) error {
 // replaceOurs puts the files of ours that a checkpoint needs back if somebody has removed them. criu checks that they are
 // the same ones.
 func (s *starter) replaceOurs(c store.Checkpoint) error {
-	for name, place := range map[string]func(dir string) error{first.File: first.Place, guest.File: guest.Place} {
+	for name, of := range ours {
 		path := filepath.Join(s.Dir, name)
 		if _, err := os.Lstat(path); !errors.Is(err, fs.ErrNotExist) {
 			continue
 		}
 		needed, _ := criuimage.Files(c.Dir) // the restore says what is wrong with it
-		if !slices.ContainsFunc(needed, func(f criuimage.File) bool { return f.Path == path }) {
+		seen := filepath.Join(filepath.Dir(s.seenOutput()), name)
+		if !slices.ContainsFunc(needed, func(f criuimage.File) bool { return f.Path == seen }) {
 			continue
 		}
 		s.say(fmt.Sprintf("%s, which the job has loaded, is missing: it is put back", path))
-		if err := place(s.Dir); err != nil {
+		if err := of.place(s.Dir); err != nil {
 			return err
 		}
 	}
@@ -152,6 +151,17 @@ func inTurn(all []store.Checkpoint) []store.Checkpoint {
 
 // resume restores a checkpoint in a new sandbox.
 func (s *starter) resume(ctx context.Context, c store.Checkpoint) error {
+	if err := s.restore(ctx, c, sandbox.Shown{At: c.Dir}, false); err != nil {
+		return err
+	}
+	message := fmt.Sprintf("%s resumes from checkpoint %s of %s", s.record.Name, c.Name, age(c))
+	s.tell(Event{Event: EventResumed, Checkpoint: c.Name, Message: message})
+	return s.openRoot()
+}
+
+// restore restores a checkpoint in a new sandbox, which sees it at image.At. copies says that the job's files are fresh
+// copies.
+func (s *starter) restore(ctx context.Context, c store.Checkpoint, image sandbox.Shown, copies bool) error {
 	if c.Err != nil {
 		return c.Err
 	}
@@ -192,10 +202,16 @@ func (s *starter) resume(ctx context.Context, c store.Checkpoint) error {
 		return preflight.AsRefusal(err)
 	}
 	clocks := &sandbox.Clocks{Monotonic: time.Duration(c.Clocks.Monotonic), Boottime: time.Duration(c.Clocks.Boottime)}
-	if err := s.newSandbox(ctx, g, sandbox.Spec{Clocks: clocks, FirstPID: first, Root: c.RootPID}); err != nil {
+	spec := sandbox.Spec{Clocks: clocks, FirstPID: first, Root: c.RootPID}
+	if image.Dir != "" {
+		spec.Shown = []sandbox.Shown{image}
+	}
+	if err := s.newSandbox(ctx, g, spec); err != nil {
 		return err
 	}
-	restore := inside.Request{Op: inside.Restore, Images: c.Dir, Undo: s.undoFile(), Output: s.outputPath()}
+	restore := inside.Request{
+		Op: inside.Restore, Images: image.At, Undo: s.undoFile(), Output: s.seenOutput(), Copies: copies,
+	}
 	over := s.killPatiently(ctx)
 	a, err := s.ask(ctx, restore)
 	over()
@@ -211,8 +227,7 @@ func (s *starter) resume(ctx context.Context, c store.Checkpoint) error {
 	}
 	s.tellChanges(a.Changes)
 	s.setRunning()
-	s.tell(Event{Event: EventResumed, Checkpoint: c.Name, Message: fmt.Sprintf("%s resumes from checkpoint %s of %s", s.record.Name, c.Name, age(c))})
-	return s.openRoot()
+	return nil
 }
 
 // refuseFileSize refuses a checkpoint that is larger than the files that this program may write, if it cannot raise that

@@ -18,6 +18,7 @@ import (
 	"cucriu/hooks/checkpoint"
 	"cucriu/internal/jobs/job"
 	"cucriu/internal/jobs/life"
+	"cucriu/internal/jobs/relay"
 	"cucriu/internal/jobs/sandbox"
 	"cucriu/internal/jobs/store"
 	"cucriu/internal/kit/proc"
@@ -79,6 +80,11 @@ func Run(ctx context.Context, hook *hooks.Hook, o Options, signals *job.Signals)
 	if o.Dir, err = filepath.Abs(o.Dir); err != nil {
 		return 0, err
 	}
+	if o.Image != "" {
+		if o.Image, err = filepath.Abs(o.Image); err != nil {
+			return 0, err
+		}
+	}
 	if _, err := Describe(o.Dir); o.Adopt != 0 && errors.Is(err, os.ErrNotExist) {
 		if err := checkpoint.CheckRoot(hook, o.Adopt); err != nil {
 			return 0, fmt.Errorf("process %d cannot be adopted, and was not touched: %w", o.Adopt, err)
@@ -105,6 +111,9 @@ func Run(ctx context.Context, hook *hooks.Hook, o Options, signals *job.Signals)
 		if c.user, err = job.LookupAccount(o.User); err != nil {
 			return 0, err
 		}
+	}
+	if from := c.record.Image; from != nil {
+		c.PrivateTmp = from.PrivateTmp
 	}
 	if err := checkHere(ctx, c); err != nil {
 		return 0, err
@@ -140,6 +149,16 @@ func Run(ctx context.Context, hook *hooks.Hook, o Options, signals *job.Signals)
 		return c.sayFinished(), nil
 	}
 	c.name = c.record.Name
+	if len(o.Publish) > 0 && c.record.Image == nil {
+		return 0, UsageError{errors.New("--publish applies only to a job that was started from an image: " +
+			"any other has the network of the host")}
+	}
+	if len(o.Publish) > 0 {
+		if c.relay, err = relay.Listen(o.Publish); err != nil {
+			return 0, err
+		}
+		defer c.relay.Close()
+	}
 	if err := s.control.listen(); err != nil { // before others can find the job
 		return 0, err
 	}

@@ -252,7 +252,7 @@ func restore(ctx context.Context, hook *hooks.Hook, criu string, r Request) (a A
 	}
 	if a.Changes, err = files.PutBack(ctx, r.Images, files.PutBackOptions{
 		Undo:   r.Undo,
-		Except: "/" + of.Output,
+		Except: "/" + of.Output, Copies: r.Copies,
 	}); err != nil {
 		return a, preflight.AsRefusal(err)
 	}

@@ -64,6 +64,8 @@ type Request struct {
 	Output string `json:"output,omitempty"`
 	// Undo is where a restore notes how to undo what it does to the job's files.
 	Undo files.UndoFile `json:"undo"`
+	// Copies says that a restore changes files that are fresh copies.
+	Copies bool `json:"copies,omitempty"`
 	// End says that a dump ends the job once its image is complete.
 	End bool `json:"end,omitempty"`
 	// WaitAll says that a dump of what the command has left when it ended is of use.
@@ -115,6 +117,10 @@ type Staged struct {
 	Reason string         `json:"reason"`
 	Root   int            `json:"root"` // pid of the job's root process, where the job runs
 	Clocks sandbox.Clocks `json:"clocks"`
+	// Dir is the directory of the job as the job sees it; empty in an image of an earlier version.
+	Dir string `json:"dir,omitempty"`
+	// Private are the directories of which the job has copies of its own: elsewhere its files are not.
+	Private []string `json:"private,omitempty"`
 	// Terminal is criu's name for the job's terminal; empty if it had none.
 	Terminal string `json:"terminal,omitempty"`
 	// Output is criu's name for the file of the job's output, if that was renamed or removed.

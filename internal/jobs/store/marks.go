@@ -183,7 +183,8 @@ func (s *Store) Pin(name string, pinned bool) error {
 	case pinned && !c.Pinned:
 		err = pinnedKind.Write(c.Dir, time.Now().UTC())
 	case !pinned && len(c.Jobs) > 0:
-		err = fault.New("jobs were started from it, and need it: "+strings.Join(c.Jobs, ", "), "remove them first with cucriu jobs rm")
+		err = fault.New("jobs were started from it, and need it: "+strings.Join(c.Jobs, ", "),
+			"remove them first with cucriu jobs rm")
 	case !pinned:
 		err = pinnedKind.Remove(c.Dir)
 	}

@@ -1,0 +1,372 @@
+package jobs
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"syscall"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"cucriu/hooks/preflight"
+	"cucriu/internal/jobs/inside"
+	"cucriu/internal/jobs/sandbox"
+	"cucriu/internal/jobs/store"
+	"cucriu/internal/kit/criuimage"
+	"cucriu/internal/kit/durable"
+	"cucriu/internal/kit/fault"
+	"cucriu/internal/kit/files"
+	"cucriu/internal/kit/first"
+	"cucriu/internal/kit/guest"
+	"cucriu/internal/kit/twice"
+	"cucriu/internal/kit/units"
+)
+
+// origin is the image that a job was started from. The job is one of its own, which shares no file with the job that
+// the image was made of: it sees its own directory where that job had its own, and private copies of the directories in
+// which that job was writing.
+type origin struct {
+	Asked string `json:"asked"` // as the user named it
+	Path  string `json:"path"`  // of the image, a checkpoint of a long job
+	ID    string `json:"id"`    // see [image.Image.ID]
+	// Dir is the directory that the job of the image had, as it saw it.
+	Dir        string   `json:"dir"`
+	PrivateTmp bool     `json:"private_tmp,omitempty"`
+	Private    []string `json:"private,omitempty"` // directories; the copy of number n is in D/private/n
+}
+
+const (
+	shownImage = "image"   // an empty directory in D, where the job's sandbox shows its image
+	privateDir = "private" // in D
+	oursPrefix = "cucriu-" // of copies of our own files in an image, with which they travel
+)
+
+// ours are the files of ours in the directory of a job that its processes have mapped, with how they are put there.
+var ours = map[string]struct {
+	place func(dir string) error
+	mode  os.FileMode
+}{
+	first.File: {first.Place, first.Mode},
+	guest.File: {guest.Place, guest.Mode},
+}
+
+// ImageError says why no job can be started from an image. Nothing of it was started.
+type ImageError struct {
+	Path string
+	Err  error
+}
+
+func (e *ImageError) Error() string { return fmt.Sprintf("image %s: %v", e.Path, e.Err) }
+
+func (e *ImageError) Unwrap() error { return e.Err }
+
+// recordFrom is the record of a new job that is started from an image.
+func recordFrom(o Options) (record, error) {
+	path, err := resolveImage(o.Image)
+	if err != nil {
+		return record{}, &ImageError{o.Image, err}
+	}
+	c, from, err := readOrigin(path)
+	if err == nil && (isBelow(o.Dir, from.Dir) || isBelow(from.Dir, o.Dir)) {
+		err = fault.New(fmt.Sprintf("the job sees its directory at %s, and %s cannot be there, too", from.Dir, o.Dir),
+			"name a --dir elsewhere")
+	}
+	if err == nil {
+		from.Asked = o.Image
+		from.Private, err = privateDirs(path, from.Dir, o)
+	}
+	if err != nil {
+		return record{}, &ImageError{path, err}
+	}
+	r := record{
+		Version: recordVersion, Name: o.Name, Dir: o.Dir, Command: []string{c.Command}, WorkDir: "/", Image: &from,
+		Begun: time.Now().UTC(),
+	}
+	if of, err := loadRecord(filepath.Join(ownerDir(path), recordName)); err == nil { // else only its name is known
+		r.Command, r.WorkDir = of.Command, of.WorkDir
+	}
+	if r.Name == "" {
+		r.Name = filepath.Base(o.Dir)
+	}
+	return r, nil
+}
+
+// resolveImage returns the path of the image that the user has named, by its directory, or as the newest checkpoint of a
+// long job.
+func resolveImage(asked string) (string, error) {
+	path, err := filepath.EvalSymlinks(asked)
+	if err != nil {
+		return "", err
+	}
+	if err := durable.CheckPath("image directory", path, 0); err != nil {
+		return "", err
+	}
+	if _, err := os.Lstat(filepath.Join(path, recordName)); err != nil {
+		return path, nil
+	}
+	view, err := store.View(path)
+	if err != nil {
+		return "", err
+	}
+	all, err := view.Checkpoints()
+	if err != nil {
+		return "", err
+	}
+	newest := newestOf(all)
+	if newest == nil {
+		return "", fault.New("that job has no checkpoint that can be used", "make one: cucriu jobs checkpoint "+asked)
+	}
+	return filepath.Join(path, store.CheckpointsDir, newest.Name), nil
+}
+
+// ownerDir is the directory of the job in which a checkpoint is; "" if it is in none.
+func ownerDir(image string) string {
+	_, dir := twice.KeptIn(image)
+	return dir
+}
+
+// readOrigin reads what an image is that jobs can be started from.
+func readOrigin(path string) (c store.Checkpoint, from origin, err error) {
+	c, err = store.Read(path)
+	if _, statErr := os.Stat(path); statErr == nil && errors.Is(err, fs.ErrNotExist) {
+		return c, from, fault.New("it is not a checkpoint of a long job: only those hold all files that a job needs",
+			"run the job with cucriu run --dir, and name that directory")
+	}
+	if err != nil {
+		return c, from, err
+	}
+	_, trees, err := files.Written(path)
+	if err != nil {
+		return c, from, err
+	}
+	from = origin{Path: path, ID: c.Image().ID(), PrivateTmp: slices.Contains(trees, tmp)}
+	of, err := inside.ReadStaged(path)
+	if err != nil {
+		return c, from, err
+	}
+	if len(of.Private) > 0 && ownerDir(path) == "" {
+		return c, from, fault.New("it is a copy of a checkpoint whose job has files of its own, which are not here",
+			"name the directory of that job")
+	}
+	if from.Dir = of.Dir; from.Dir == "" { // an earlier version has made it
+		owner, err := loadRecord(filepath.Join(ownerDir(path), recordName))
+		if err != nil {
+			return c, from, fault.New("it does not say which directory its job had",
+				"name the directory of the job that it was made of")
+		}
+		from.Dir = owner.Dir
+	}
+	return c, from, nil
+}
+
+// privateDirs lists the directories of which a job needs copies: those of the files that the image was writing and of its
+// UNIX sockets, and what the user names. A directory in another one of them is part of that.
+func privateDirs(image, jobDir string, o Options) ([]string, error) {
+	written, trees, err := files.Written(image)
+	if err != nil {
+		return nil, err
+	}
+	sockets, err := criuimage.BoundSockets(image)
+	if err != nil {
+		return nil, err
+	}
+	dirs := slices.Clone(o.Private)
+	for _, path := range append(written, sockets...) {
+		dirs = append(dirs, filepath.Dir(path))
+	}
+	slices.Sort(dirs)
+	var all []string
+	for _, dir := range dirs {
+		isIn := func(of string) bool { return isBelow(dir, of) }
+		if isIn(jobDir) || slices.ContainsFunc(append(trees, all...), isIn) {
+			continue
+		}
+		for _, other := range []string{o.Dir, jobDir} {
+			if isBelow(other, dir) {
+				return nil, fault.New(fmt.Sprintf("the job was writing in %s, of which each job from the image gets a copy, "+
+					"and %s is in it", dir, other),
+					"let the job write in a directory of its own; name a --dir elsewhere")
+			}
+		}
+		all = append(all, dir)
+	}
+	return all, nil
+}
+
+// isBelow reports whether a path is that of a directory, or of what is in it.
+func isBelow(path, dir string) bool {
+	rest, err := filepath.Rel(dir, path)
+	return err == nil && filepath.IsLocal(rest)
+}
+
+// shown is what the sandbox of the job shows in place of the host's. dir is the job's.
+func (from *origin) shown(dir string) (shown []sandbox.Shown) {
+	if from.Dir != dir {
+		shown = append(shown, sandbox.Shown{Dir: dir, At: from.Dir})
+	}
+	for n, at := range from.Private {
+		shown = append(shown, sandbox.Shown{Dir: filepath.Join(dir, privateDir, strconv.Itoa(n)), At: at})
+	}
+	return shown
+}
+
+// hostPath is where the host has a directory of the job.
+func (r record) hostPath(dir string) string {
+	if r.Image == nil {
+		return dir
+	}
+	for n, private := range r.Image.Private {
+		if rest, err := filepath.Rel(private, dir); err == nil && filepath.IsLocal(rest) {
+			return filepath.Join(r.Dir, privateDir, strconv.Itoa(n), rest)
+		}
+	}
+	return dir
+}
+
+// startFromImage starts the job from its image.
+func (s *starter) startFromImage(ctx context.Context) error {
+	from := s.record.Image
+	refuse := func(err error) error { return errors.Join(&ImageError{from.Path, err}, s.withdraw()) }
+	c, now, err := readOrigin(from.Path)
+	if errors.Is(err, fs.ErrNotExist) {
+		err = fault.New("it is gone, and the job has no checkpoint of its own",
+			"bring it back, or mount the disk that it is on")
+	}
+	if err == nil && now.ID != from.ID {
+		err = fault.New("it is not the image that this job was started from",
+			"bring that back; or start another job, with a --dir of its own")
+	}
+	if err != nil {
+		return refuse(err)
+	}
+	if ownerDir(from.Path) != "" {
+		if err := store.NoteStarted(from.Path, Key(s.Dir), s.Dir); err != nil { // it may be read-only
+			s.say(fmt.Sprintf("nothing keeps the owner of image %s from removing it: %v", from.Path, err))
+		}
+	}
+	copies, err := s.layOut(ctx, c)
+	if err != nil {
+		return refuse(err)
+	}
+	image := sandbox.Shown{Dir: from.Path, At: filepath.Join(s.Dir, shownImage), ReadOnly: true}
+	if err := s.restore(ctx, c, image, copies); err != nil {
+		if preflight.Refused(err) {
+			return refuse(err)
+		}
+		return fmt.Errorf("%s could not be started from image %s: %w", s.record.Name, from.Path, err)
+	}
+	s.tell(Event{Event: EventStarted, Message: fmt.Sprintf("%s: from image %s of %s", s.record.Name, from.Path, age(c))})
+	own := strings.Join(append([]string{shm, from.Dir}, from.Private...), ", ")
+	s.inform("the job has files of its own in " + own + "; it shares all others with the host")
+	return s.openRoot()
+}
+
+// layOut makes what the job has of its own: directories to mount on, our files, and private copies. It reports whether the
+// copies are fresh: an earlier start of the job may have written to others.
+func (s *starter) layOut(ctx context.Context, c store.Checkpoint) (fresh bool, err error) {
+	from, private := s.record.Image, filepath.Join(s.Dir, privateDir)
+	for _, dir := range []string{filepath.Join(s.Dir, shownImage), from.Dir} {
+		if err := os.MkdirAll(dir, 0o700); err != nil {
+			return false, err
+		}
+	}
+	for name, of := range ours {
+		data, err := os.ReadFile(filepath.Join(c.Dir, oursPrefix+name))
+		if errors.Is(err, fs.ErrNotExist) { // an earlier version has made the image
+			data, err = os.ReadFile(filepath.Join(ownerDir(c.Dir), name))
+		}
+		if errors.Is(err, fs.ErrNotExist) {
+			continue
+		}
+		if err == nil {
+			err = durable.WriteNew(filepath.Join(s.Dir, name), data, of.mode)
+		}
+		if err != nil {
+			return false, err
+		}
+	}
+	if _, err := os.Lstat(private); err == nil {
+		return false, nil
+	}
+	partial := private + ".partial"
+	if err := errors.Join(os.RemoveAll(partial), os.Mkdir(partial, 0o700)); err != nil {
+		return false, err
+	}
+	owner, _ := loadRecord(filepath.Join(ownerDir(from.Path), recordName))
+	for n, dir := range from.Private {
+		if err := s.copyPrivate(ctx, owner.hostPath(dir), filepath.Join(partial, strconv.Itoa(n))); err != nil {
+			return false, fmt.Errorf("private copy of %s: %w", dir, err)
+		}
+	}
+	if err := syncAll(partial); err != nil { // later starts take what is there
+		return false, err
+	}
+	return true, os.Rename(partial, private)
+}
+
+// syncAll waits until the file system of a directory is on disk.
+func syncAll(dir string) error {
+	f, err := os.Open(dir)
+	if err != nil {
+		return err
+	}
+	defer f.Close()
+	return os.NewSyscallError("syncfs", unix.Syncfs(int(f.Fd())))
+}
+
+// copyPrivate copies a directory, with all that is in its file system.
+func (s *starter) copyPrivate(ctx context.Context, dir, to string) error {
+	limit := cmp.Or(s.FilesLimit, files.DefaultLimit)
+	var sum int64
+	err := filepath.WalkDir(dir, func(_ string, entry fs.DirEntry, err error) error {
+		if errors.Is(err, fs.ErrNotExist) {
+			return nil
+		}
+		if err != nil {
+			return err
+		}
+		if info, err := entry.Info(); err == nil {
+			sum += info.Sys().(*syscall.Stat_t).Blocks * 512
+		}
+		if sum > limit {
+			return fault.New("it holds more than "+units.Size(limit),
+				"let the job write in a directory of its own, or give a larger --files-limit")
+		}
+		return ctx.Err()
+	})
+	if err != nil {
+		return err
+	}
+	cp := exec.CommandContext(ctx, "cp", "--archive", "--one-file-system", "--reflink=auto",
+		"--no-target-directory", "--", dir, to)
+	if said, err := cp.CombinedOutput(); err != nil {
+		return fmt.Errorf("cp: %w: %s", err, strings.TrimSpace(string(said)))
+	}
+	return nil
+}
+
+// addOurs puts copies of our files into an image that becomes a checkpoint: a job that is started from it has them mapped.
+func (s *core) addOurs(images string) error {
+	for name, of := range ours {
+		data, err := os.ReadFile(filepath.Join(s.Dir, name))
+		if errors.Is(err, fs.ErrNotExist) {
+			continue
+		}
+		if err == nil {
+			err = durable.WriteNew(filepath.Join(images, oursPrefix+name), data, of.mode)
+		}
+		if err != nil {
+			return err
+		}
+	}
+	return nil
+}
