@@ -37,7 +37,7 @@ done
 mkdir -p "$new/internal/kit/guest/built"
 cp internal/kit/guest/built/*.so "$new/internal/kit/guest/built/"
 mkdir "$new/scripts"
-for script in common demo clean-exec try-{common,engines,guest,kills,names,preemption,pause,overhead}; do
+for script in common demo clean-exec try-{common,engines,guest,image,kills,names,preemption,pause,overhead}; do
 	cp "scripts/$script.sh" "$new/scripts/"
 done
 if [[ -d configs ]]; then

@@ -14,6 +14,7 @@
 #   run.sh engines               containers checkpointed and restored by runc, swapped between two GPUs where there are two (try-engines.sh)
 #   run.sh cuda-checkpoint       cucriu's cuda-checkpoint: its command line, and criu's own CUDA plugin with it
 #   run.sh guest-cost            what the library of cucriu run --dir costs a program that nobody dumps (try-guest.sh)
+#   run.sh image [SERVER...]     a server with 6.4 billion parameters, and jobs that are started from its checkpoint (try-image.sh); needs 45 GiB of memory
 #   run.sh names                 two long jobs side by side, and torchrun restored at once (try-names.sh)
 #   run.sh kills                 a training of two ranks under cucriu run, while whoever works on it is killed (try-kills.sh); needs two GPUs
 #   run.sh migrate [TEST REGEX]  migration between two of the GPUs; CUCRIU_TEST_SIZES="1024 16384": pauses for so many MiB
@@ -101,6 +102,13 @@ if [[ $what == names ]]; then
 	echo "=== names"
 	rm -rf "$out/names"
 	PATH=$here/bin:$PATH CUCRIU_CRIU=$criu scripts/try-names.sh "$out/names" 2>&1 | tee "$out/names.log"
+	((PIPESTATUS[0] == 0)) || failed=1
+fi
+if [[ $what == image ]]; then
+	echo "=== image"
+	rm -rf /tmp/cucriu-image
+	PATH=$here/bin:$PATH CUCRIU_CRIU=$criu timeout --kill-after=10 "${CUCRIU_LIMIT:-300}" ./private-exec.sh \
+		scripts/try-image.sh /tmp/cucriu-image "${@:2}" 2>&1 | tee "$out/image.log"
 	((PIPESTATUS[0] == 0)) || failed=1
 fi
 if [[ $what == kills ]]; then

@@ -65,10 +65,17 @@ class Handler(BaseHTTPRequestHandler):
 def main():
     p = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     p.add_argument("--port", type=int, default=0)
+    p.add_argument("--width", type=int, default=256)
+    p.add_argument("--layers", type=int, default=4)
     a = p.parse_args()
 
     torch.manual_seed(1)
-    config = GPT2Config(vocab_size=5000, n_positions=128, n_embd=256, n_layer=4, n_head=4, bos_token_id=0, eos_token_id=0)
+    config = GPT2Config(
+        vocab_size=5000, n_positions=128, n_embd=a.width, n_layer=a.layers, n_head=a.width // 64, bos_token_id=0, eos_token_id=0,
+    )
+    if a.width > 1024:  # made where it is to be
+        torch.set_default_dtype(torch.bfloat16)
+        torch.set_default_device("cuda")
     model = GPT2LMHeadModel(config).to(os.environ.get("DEVICE", "cuda")).eval()
     server = Server(a.port, model)
     server.generate([1, 2, 3], 0)  # the first answer takes longest

@@ -1,0 +1,91 @@
+#!/usr/bin/env bash
+# try-image.sh DIR [SERVER...]: starts a server once, and then jobs from its checkpoint: one alone, and two at the same time on two GPUs where
+# there are two. It prints how long each takes to its first answer, and fails if an answer is not that of the first server. SERVER listens on
+# 127.0.0.1, port 8000, and answers POST /generate; by default it is a GPT-2 of 6.4 billion parameters. DIR must not exist yet; what is in it is
+# kept in memory, up to 45 GiB, and gone at the end. Needs root, a GPU, Python, curl, cucriu and criu (CUCRIU_CRIU) in PATH.
+set -euo pipefail
+# What is killed becomes an orphan: see try-names.sh.
+if [[ -z ${REAPS-} ]]; then
+	REAPS=1 exec python3 -c 'import ctypes, os, sys; ctypes.CDLL(None).prctl(36, 1, 0, 0, 0); os.execv(sys.argv[1], sys.argv[1:])' "$BASH" "$0" "$@"
+fi
+unset REAPS
+dir=${1:?usage: try-image.sh DIR [SERVER...]}
+shift
+repo=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd -P)
+port=8000
+(($# > 0)) || set -- python3 "$repo/test/workload/programs/gpt2_server.py" --port "$port" --width 4096 --layers 32
+mkdir "$dir"
+mount -t tmpfs -o mode=0700,size=80% tmpfs "$dir"
+dir=$(cd "$dir" && pwd -P)
+gpus=$({ nvidia-smi -L 2>/dev/null || true; } | wc -l)
+
+fail() {
+	echo "FAILED: $*" >&2
+	tail -n 20 "$dir"/*.log "$dir"/*/output.log >&2
+	exit 1
+}
+
+# ask PORT: waits until a server answers, for three minutes, and prints the answer.
+ask() {
+	local end=$((SECONDS + 180))
+	until curl --silent --fail --max-time 60 -H 'Content-Type: application/json' -d '{"prompt": [1, 2, 3], "seed": 7}' "http://127.0.0.1:$1/generate"; do
+		((SECONDS < end)) || fail "no answer at port $1"
+		sleep 0.02
+	done
+}
+
+now() { date +%s%N; }
+since() { printf '%d.%03d s' $((($(now) - $1) / 1000000000)) $((($(now) - $1) / 1000000 % 1000)); }
+
+# start NAME PORT GPU: a job from the image, which answers at this port.
+start() {
+	CUDA_VISIBLE_DEVICES=$3 cucriu run --dir "$dir/$1" --image "$dir/first" --publish "127.0.0.1:$2:$port" --every 0 >>"$dir/$1.log" 2>&1 &
+	pids+=($!)
+}
+
+# answers NAME PORT BEGUN: waits for the first answer of a job, and compares it.
+answers() {
+	local answer
+	answer=$(ask "$2")
+	echo "$1: first answer after $(since "$3")"
+	[[ $answer == "$expected" ]] || fail "$1 answers $answer, and the first server $expected"
+}
+
+pids=()
+begun=$(now)
+CUDA_VISIBLE_DEVICES=0 cucriu run --dir "$dir/first" --every 0 -- "$@" >"$dir/first.log" 2>&1 &
+first=$!
+expected=$(ask "$port")
+echo "cold start: first answer after $(since "$begun")"
+begun=$(now)
+cucriu jobs checkpoint "$dir/first"
+echo "checkpoint: $(since "$begun"), $(du -sh "$dir/first/checkpoints/000001" | cut -f1)"
+[[ $(ask "$port") == "$expected" ]] || fail "the first server answers otherwise after its checkpoint"
+cucriu jobs stop "$dir/first" >/dev/null
+wait "$first" || true
+
+begun=$(now)
+start alone 8001 0
+answers alone 8001 "$begun"
+if ((gpus > 1)); then
+	cucriu jobs stop "$dir/alone" >/dev/null
+	wait "${pids[0]}" || true
+	begun=$(now)
+	start left 8002 0
+	start right 8003 1
+	answers left 8002 "$begun"
+	answers right 8003 "$begun"
+	answers left 8002 "$(now)"
+fi
+begun=$(now)
+cucriu jobs stop "$dir/alone" >/dev/null 2>&1 || true
+if ((gpus < 2)); then wait "${pids[0]}" || true; fi
+begun=$(now)
+CUDA_VISIBLE_DEVICES=0 cucriu run --dir "$dir/alone" >>"$dir/alone.log" 2>&1 &
+pids+=($!)
+answers "alone, resumed from its own checkpoint" 8001 "$begun"
+nvidia-smi --query-compute-apps=gpu_uuid,pid,used_memory --format=csv,noheader 2>/dev/null || true
+kill -KILL "${pids[@]}" 2>/dev/null || true
+pkill -KILL -f "sandbox-init $dir" || true
+grep -h 'published\|files of its own\|warning' "$dir"/*.log | sort -u
+echo "all answers are the same"
