@@ -109,6 +109,21 @@ var walks = map[string][]step{
 		{line: "cucriu recover", by: "TestALongJobAndANetworkThatIsCut"},
 		{line: "cucriu recover --take ID", by: "TestAPersonDecidesAboutALongJob"},
 	},
+	"images.md": {
+		{
+			line: "CUDA_VISIBLE_DEVICES=0 cucriu run --dir /shared/jobs/server -- python serve.py", with: []string{"serve.py", "train.py"}, background: true,
+			after: "cucriu jobs list | grep -q 'server.* running'",
+		},
+		{line: "cucriu jobs checkpoint server"},
+		{
+			line: "CUDA_VISIBLE_DEVICES=0 cucriu run --dir /shared/jobs/a --image /shared/jobs/server --publish 8001:8000",
+			with: []string{"8001", "0"}, background: true, after: "cucriu jobs list | grep -q '^a .* running'",
+		},
+		{
+			line: "CUDA_VISIBLE_DEVICES=1 cucriu run --dir /shared/jobs/b --image /shared/jobs/server --publish 8002:8000",
+			with: []string{"8002", "0"}, background: true, after: "cucriu jobs list | grep -q '^b .* running'",
+		},
+	},
 	"migration.md": {
 		{line: "cucriu migrate -t PID --to gpu-b --dry-run", by: "TestTheOptionsOfAMigration"},
 		{line: "cucriu migrate -t PID --to gpu-b", by: "TestThereAndBack"},

@@ -142,9 +142,11 @@ http.server.ThreadingHTTPServer(("127.0.0.1", int(sys.argv[1])), Handler).serve_
 `)
 		testenv.WriteFile(t, filepath.Join(w.work, "name"), "original")
 		w.command = []string{"sh", "-c", `cd "$0" && exec python3 server.py "$1"`, w.work, port}
-		original := w.run(once...)
+		original := w.run("--every", "0")
 		gets(t, port, "1 original")
-		original.verified(1)
+		if out, err := w.host.Cucriu("jobs", "checkpoint", w.dir); err != nil {
+			t.Fatalf("%v\n%s", err, out)
+		}
 		var jobs []*world
 		var runs []*run
 		var at []string
