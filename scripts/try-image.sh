@@ -86,6 +86,8 @@ pids+=($!)
 answers "alone, resumed from its own checkpoint" 8001 "$begun"
 nvidia-smi --query-compute-apps=gpu_uuid,pid,used_memory --format=csv,noheader 2>/dev/null || true
 kill -KILL "${pids[@]}" 2>/dev/null || true
-for init in $(grep -alz "sandbox-init" /proc/[0-9]*/cmdline 2>/dev/null | cut -d/ -f3); do kill -KILL "$init" 2>/dev/null || true; done
+for cmdline in $(grep -alP "sandbox-init\\x00$dir/" /proc/[0-9]*/cmdline 2>/dev/null); do # not every machine has pkill
+	kill -KILL "$(cut -d/ -f3 <<<"$cmdline")" 2>/dev/null || true
+done
 grep -h 'published\|files of its own\|warning' "$dir"/*.log | sort -u
 echo "all answers are the same"
