@@ -69,7 +69,7 @@ func TestMistakesAboutWhatToRestore(t *testing.T) {
 			mistake{"a foreign directory", restore("foreign"), refused, "neither a criu image (inventory.img) nor a cucriu manifest is in "},
 			mistake{"a part of an image", restore(without("partial", "core-*.img")), refused, "copy the image again from its source"},
 			mistake{"no GPU state", restore(without("stateless", "cucriu-pages-*")), refused, "copy the image again from its source"},
-			mistake{"a file elsewhere", restore(linked), refused, ": image: pages-1.img: pages-1.img is not a regular file: "},
+			mistake{"a file elsewhere", restore(linked), refused, ": image: pages-1.img: not a regular file: "},
 			mistake{"check of a file elsewhere", []string{"check", "-D", linked}, refused, "1 blocking finding: image"},
 			mistake{"no tree", restore(without("treeless", "pstree.img")), refused, "copy the image again"},
 			mistake{"no inventory", restore(without("uncounted", "inventory.img")), refused, "uncounted/inventory.img is missing: the image is incomplete: copy the image again from its source"},

@@ -2,7 +2,6 @@ package criuimage
 
 import (
 	"errors"
-	"fmt"
 	"os"
 
 	"golang.org/x/sys/unix"
@@ -17,7 +16,7 @@ func OpenIn(root *os.Root, name string) (*os.File, os.FileInfo, error) {
 		return nil, nil, err
 	}
 	if !info.Mode().IsRegular() {
-		return nil, nil, fmt.Errorf("%s is not a regular file", name)
+		return nil, nil, &os.PathError{Op: "open", Path: name, Err: errors.New("not a regular file")}
 	}
 	f, err := root.OpenFile(name, os.O_RDONLY|unix.O_NOFOLLOW|unix.O_NONBLOCK, 0)
 	if err != nil {
@@ -25,7 +24,7 @@ func OpenIn(root *os.Root, name string) (*os.File, os.FileInfo, error) {
 	}
 	opened, err := f.Stat()
 	if err == nil && !os.SameFile(info, opened) {
-		err = fmt.Errorf("%s was replaced while it was being opened", name)
+		err = &os.PathError{Op: "open", Path: name, Err: errors.New("replaced while it was being opened")}
 	}
 	if err != nil {
 		return nil, nil, errors.Join(err, f.Close())

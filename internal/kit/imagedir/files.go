@@ -106,6 +106,9 @@ func (f File) damaged(err error) error {
 	if durable.HostRemedy(err) != "" {
 		return err
 	}
+	if at, ok := errors.AsType[*os.PathError](err); ok && at.Path == f.Name { // which the other error names
+		err = at.Err
+	}
 	return &FileError{f.Name, err}
 }
 
