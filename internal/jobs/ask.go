@@ -26,6 +26,9 @@ var ErrNoSupervisor = errors.New("no supervisor")
 
 // noSupervisor returns [ErrNoSupervisor] for one job.
 func noSupervisor(job Local) error {
+	if job.lost != nil {
+		return preflight.AsRefusal(job.lost)
+	}
 	meaning := "does not run on this host"
 	remedy := "run this where it runs (cucriu jobs show says which host has it), or start it with the same cucriu run"
 	switch job.State {
@@ -52,8 +55,6 @@ func noSupervisor(job Local) error {
 		if moved := new(fault.Explained); errors.As(CheckRecord(job.Dir), &moved) { // such as a copy
 			return preflight.AsRefusal(fault.Because(ErrNoSupervisor, moved.Meaning(), moved.Remedy()))
 		}
-		meaning = fmt.Sprintf("runs here under process %d, but what it has in the run directory was removed: it can make no checkpoint any more, and nobody can reach it", owner.PID)
-		remedy = fmt.Sprintf("let it end, or kill -TERM %d, and resume it from its last checkpoint with the same cucriu run", owner.PID)
 	}
 	return preflight.AsRefusal(fault.Because(ErrNoSupervisor, fmt.Sprintf("%s (%s) %s", job.Name, job.Dir, meaning), remedy))
 }
@@ -172,31 +173,57 @@ func lookWhetherStopped(ctx context.Context, conn *net.UnixConn, stopped func(pi
 func notFound(meaning, remedy string) error { return preflight.AsRefusal(fault.New(meaning, remedy)) }
 
 // Find finds a job by its directory or, on the host that runs it, by its name. What has a slash
-// in it is a directory. It fails if the job's supervisor has another run directory.
+// in it is a directory. It fails if the job's supervisor has another run directory. If that was removed, the job
+// counts as running, but [Ask] cannot reach it.
 func Find(runDir, arg string) (Local, error) {
 	l, err := find(runDir, arg)
-	if err != nil || l.PID != 0 || l.alive || CheckRecord(l.Dir) != nil { // a copy names the process of another job
+	if err != nil || l.PID != 0 || CheckRecord(l.Dir) != nil { // a copy names the process of another job
 		return l, err
 	}
-	if owner, err := store.OwnerOf(l.Dir); err == nil && owner.IsHere() {
-		if other := runDirOf(owner.PID); other != "" && !isSame(other, runDir) {
-			return l, preflight.AsRefusal(fault.New(fmt.Sprintf("%s (%s) runs here under process %d, with another "+
-				"run directory than %s", l.Name, l.Dir, owner.PID, runDir), "set CUCRIU_RUN_DIR="+other))
-		}
+	pid, isRemoved, err := unreachable(runDir, l.Name, l.Dir)
+	if isRemoved {
+		l.PID, l.State, l.lost = pid, StateRunning, err
+		return l, nil
 	}
-	return l, nil
+	return l, preflight.AsRefusal(err)
 }
 
-// runDirOf returns the run directory in which a supervisor holds its lock; "" if it holds none.
-func runDirOf(pid int) string {
+// unreachable says why this run directory does not lead to the supervisor that a job has on this host: it has another
+// one, or what it had there was removed. It returns nil if it cannot tell, or if there is none.
+func unreachable(runDir, name, dir string) (pid int, isRemoved bool, err error) {
+	owner, err := store.OwnerOf(dir)
+	if err != nil || !owner.IsHere() {
+		return 0, false, nil
+	}
+	other, isRemoved := runDirOf(owner.PID)
+	meaning := fmt.Sprintf("%s (%s) runs here under process %d, ", name, dir, owner.PID)
+	remedy := "set CUCRIU_RUN_DIR=" + other
+	switch {
+	case isRemoved:
+		meaning += "but what it has in the run directory was removed: it can make no checkpoint any more, and nobody can " +
+			"reach it"
+		remedy = fmt.Sprintf("let it end, or kill -TERM %d, and resume it from its last checkpoint with the same "+
+			"cucriu run", owner.PID)
+	case other == "" || isSame(other, runDir):
+		return 0, false, nil
+	default:
+		meaning += "with another run directory than " + runDir
+	}
+	return owner.PID, isRemoved, fault.Because(ErrNoSupervisor, meaning, remedy)
+}
+
+// runDirOf returns the run directory in which a supervisor holds its lock, and whether that was removed there; "" if it
+// holds none.
+func runDirOf(pid int) (dir string, isRemoved bool) {
 	open, _ := proc.Descriptors(pid)
 	for _, path := range open {
+		path, isRemoved := strings.CutSuffix(path, " (deleted)")
 		folder, name := filepath.Split(path)
 		if jobs := filepath.Dir(filepath.Clean(folder)); name == claimName && filepath.Base(jobs) == rundir.Jobs {
-			return filepath.Dir(jobs)
+			return filepath.Dir(jobs), isRemoved
 		}
 	}
-	return ""
+	return "", false
 }
 
 func find(runDir, arg string) (Local, error) {

@@ -84,8 +84,9 @@ type Local struct {
 	// Where is what the directory is recognized by: see [whereIs].
 	Where []string `json:"where,omitempty"`
 
-	alive  bool // something of the job runs, with or without a supervisor
-	paused bool // all of that stands still, as cucriu jobs pause has left it
+	alive  bool  // something of the job runs, with or without a supervisor
+	paused bool  // all of that stands still, as cucriu jobs pause has left it
+	lost   error // why nobody can reach its supervisor, which runs; or nil
 }
 
 // Made says which checkpoint was made, and when.

@@ -63,8 +63,8 @@ func (j *Movable) IsUnattended() bool { return j.State == StateUnattended }
 
 // CheckLeaves says of a job that can leave this host what its directory says, and why another one cannot.
 func (j *Movable) CheckLeaves() (of Description, err error) {
-	if !j.Runs() {
-		if j.PID == 0 {
+	if !j.Runs() || j.lost != nil {
+		if j.PID == 0 || j.lost != nil {
 			return of, noSupervisor(j.Local)
 		}
 		return of, fmt.Errorf("%s cannot move now, its state is %q: see cucriu jobs list", j.Name, j.State)

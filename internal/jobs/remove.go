@@ -34,6 +34,9 @@ func Remove(ctx context.Context, hook *hooks.Hook, job Local, agreed, keepOutput
 	refuse := func(err error) (Removal, error) {
 		return r, preflight.AsRefusal(fmt.Errorf("%s (%s) is not removed: %w", job.Name, job.Dir, err))
 	}
+	if job.lost != nil {
+		return r, preflight.AsRefusal(job.lost)
+	}
 	if job.PID != 0 {
 		return r, preflight.AsRefusal(fault.New(job.Name+" is running", "end it first with cucriu jobs stop "+job.Name))
 	}

@@ -126,6 +126,9 @@ func Run(ctx context.Context, hook *hooks.Hook, o Options, signals *job.Signals)
 	s := &supervisor{core: c, starter: starter{lease: l}, checkpointer: checkpointer{core: c}, control: control{core: c}, signals: signals.Take()}
 	defer func() { s.control.end(err) }()
 	if c.store, err = store.Open(o.Dir, store.OpenOptions{Takeover: o.Takeover, Codec: o.Compress, Log: c.hook.Log}); err != nil {
+		if _, _, why := unreachable(c.hook.Config.RunDir, c.record.Name, o.Dir); errors.Is(err, store.ErrBusy) && why != nil {
+			return 0, why
+		}
 		return 0, err
 	}
 	defer func() {

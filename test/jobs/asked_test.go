@@ -494,6 +494,7 @@ func TestAJobOfAnotherRunDirectoryIsNotTakenForOneThatDoesNotRun(t *testing.T) {
 		for _, op := range []string{"checkpoint", "pause", "stop", "show", "rm", "verify"} {
 			a.cucriu(3, says, "jobs", op, a.dir)
 		}
+		a.cucriu(125, says, "run", "--dir", a.dir)
 		a.Setenv("CUCRIU_RUN_DIR", a.RunDir)
 		a.cucriu(0, "checkpoint 000001", "jobs", "checkpoint", a.dir)
 		a.finish()

@@ -414,6 +414,16 @@ func TestTheRunDirectoryIsRemovedUnderAJob(t *testing.T) {
 			return os.RemoveAll(w.host.RunDir) == nil && !testenv.Exists(w.host.RunDir)
 		})
 		out := testenv.Exits(t, w.host, testenv.StatusRefused, "jobs", "checkpoint", w.dir)
+		for _, args := range [][]string{{"jobs", "rm", "--yes", w.dir}, {"run", "--dir", w.dir}} {
+			said, err := w.host.Cucriu(args...)
+			if _, same, _ := strings.Cut(out, " runs here under "); err == nil || !strings.Contains(said, same) {
+				t.Errorf("cucriu %v: %v, %s", args, err, said)
+			}
+		}
+		shown := testenv.Exits(t, w.host, 0, "jobs", "show", w.dir)
+		if !strings.Contains(shown, " running ") || strings.Contains(shown, "not running") {
+			t.Errorf("it is shown: %s", shown)
+		}
 		_, remedy, _ := strings.Cut(out, "let it end, or ")
 		remedy, _, _ = strings.Cut(remedy, ", and resume")
 		if !strings.Contains(out, "runs here under process ") || !strings.HasPrefix(remedy, "kill -TERM ") {
