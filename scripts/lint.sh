@@ -20,7 +20,7 @@ if ((${#sources[@]} > 0)); then
 fi
 
 # Lines of before may be wider, until somebody touches them: there are no more of them than there were. Lower the number.
-wide_at_most=2488
+wide_at_most=2479
 note "lint: 120 columns"
 wide=$(LC_ALL=C.UTF-8 grep -hE '^.{121}' "${sources[@]}" | wc -l)
 if ((wide > wide_at_most)); then
