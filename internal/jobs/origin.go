@@ -23,6 +23,7 @@ import (
 	"cucriu/internal/jobs/store"
 	"cucriu/internal/kit/criuimage"
 	"cucriu/internal/kit/durable"
+	"cucriu/internal/kit/failpoint"
 	"cucriu/internal/kit/fault"
 	"cucriu/internal/kit/files"
 	"cucriu/internal/kit/first"
@@ -253,7 +254,13 @@ func (s *starter) startFromImage(ctx context.Context) error {
 			s.say(fmt.Sprintf("nothing keeps the owner of image %s from removing it: %v", from.Path, err))
 		}
 	}
+	if err := failpoint.Hit(ctx, "image.noted", 0); err != nil {
+		return refuse(err)
+	}
 	copies, err := s.layOut(ctx, c)
+	if err == nil {
+		err = failpoint.Hit(ctx, "image.laid-out", 0)
+	}
 	if err != nil {
 		return refuse(err)
 	}
@@ -307,7 +314,11 @@ func (s *starter) layOut(ctx context.Context, c store.Checkpoint) (fresh bool, e
 			return false, fmt.Errorf("private copy of %s: %w", dir, err)
 		}
 	}
-	if err := syncAll(partial); err != nil { // later starts take what is there
+	err = syncAll(partial) // later starts take what is there
+	if err == nil {
+		err = failpoint.Hit(ctx, "image.copied", 0)
+	}
+	if err != nil {
 		return false, err
 	}
 	return true, os.Rename(partial, private)

@@ -8,6 +8,7 @@ import (
 	"net/http"
 	"os"
 	"path/filepath"
+	"reflect"
 	"strconv"
 	"strings"
 	"testing"
@@ -242,4 +243,77 @@ func TestAnImageThatJobsWereStartedFromStays(t *testing.T) {
 			t.Fatalf("%v\n%s", err, out)
 		}
 	})
+}
+
+// TestNoKillDuringAStartFromAnImageLosesAnything: whoever is killed at whatever step, the same command starts the job, once,
+// and the image and the job that it was made of are as they were.
+func TestNoKillDuringAStartFromAnImageLosesAnything(t *testing.T) {
+	testenv.Parallel(t)
+	for i, step := range append([]string{"image.noted", "image.copied", "image.laid-out"}, resumeSteps...) {
+		t.Run(step, func(t *testing.T) {
+			testenv.Simulated(t, func(t *testing.T) {
+				w := newMixedWorld(t)
+				original := w.run(once...)
+				w.checks()
+				original.verified(1)
+				original.says("a trial restore without the GPUs")
+				image := filepath.Join(w.dir, "checkpoints", "000001")
+				before := content(t, image)
+				for _, k := range victimsOf(i) {
+					t.Logf("%s: %s", step, k)
+					w.surviveKilledStart(step, k)
+				}
+				w.checks()
+				if after := content(t, image); !reflect.DeepEqual(without(before, "trial.json"), without(after, "trial.json")) {
+					t.Errorf("the image had %d files, and has %d", len(before), len(after))
+				}
+				w.stop(0)
+				original.ends(0)
+			})
+		})
+	}
+}
+
+// without leaves out the files of a name.
+func without(files map[string]string, name string) map[string]string {
+	maps.DeleteFunc(files, func(path, _ string) bool { return filepath.Base(path) == name })
+	return files
+}
+
+// surviveKilledStart starts a job from the image of this one, kills somebody at a step, and starts it again.
+func (w *world) surviveKilledStart(step string, k who) {
+	w.t.Helper()
+	others := testenv.NotEnding(testenv.Running("cudawork"))
+	job := w.from()
+	s := job.stopAt(step)
+	flags := []string{"--image", w.dir, "--private", w.work, "--every", "0"}
+	r := job.start(s.host.CucriuCommand(append([]string{"run", "--dir", job.dir}, flags...)...), flags)
+	s.await(r)
+	if !job.kills(k) {
+		w.t.Logf("there is no %s at this step", k)
+	}
+	s.goOn()
+	testenv.Eventually(w.t, 3*testenv.Soon, "the job runs, or its supervisor ends", func() bool {
+		select {
+		case <-r.done:
+			return true
+		default:
+			return strings.Contains(r.said(), "from image") && job.report().Tick > 0
+		}
+	})
+	select {
+	case <-r.done:
+		r = job.startFrom(w)
+	default:
+	}
+	r.awaits("the job runs", func() bool {
+		return strings.Contains(r.said(), "from image "+w.dir) || strings.Contains(r.said(), "is supervised again")
+	})
+	job.ticks(3)
+	job.checks()
+	testenv.Eventually(w.t, testenv.Soon, "there is one job more", func() bool {
+		return len(testenv.NotEnding(testenv.Running("cudawork"))) == len(others)+1
+	})
+	job.stop(0)
+	r.ends(0)
 }
