@@ -298,7 +298,7 @@ func (w *world) surviveKilledStart(step string, k who) {
 		case <-r.done:
 			return true
 		default:
-			return strings.Contains(r.said(), "from image") && job.report().Tick > 0
+			return strings.Contains(r.said(), "D: from image") && job.report().Tick > 0
 		}
 	})
 	select {
@@ -307,7 +307,7 @@ func (w *world) surviveKilledStart(step string, k who) {
 	default:
 	}
 	r.awaits("the job runs", func() bool {
-		return strings.Contains(r.said(), "from image "+w.dir) || strings.Contains(r.said(), "is supervised again")
+		return strings.Contains(r.said(), "D: from image "+w.dir) || strings.Contains(r.said(), "is supervised again")
 	})
 	job.ticks(3)
 	job.checks()
