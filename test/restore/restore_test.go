@@ -227,6 +227,7 @@ func TestARestoreKeepsItsMap(t *testing.T) {
 	t.Run("another restore", func(t *testing.T) {
 		testenv.Isolated(t, func(t *testing.T) {
 			host := testenv.NewHost(t, 2)
+			host.Setenv("CUCRIU_CONFIG", host.Config("version: 1\nforce: [gpu-in-use]\n")) // by the other one
 			job, other := host.Start(1, "--gpus", "0,1"), host.Start(1, "--gpus", "0,1")
 			images, others := host.Dump(job), host.Dump(other)
 			host.UseFailpoint("restore.post-resume=kill-watcher+kill")
