@@ -220,17 +220,17 @@ func (from *origin) shown(dir string) (shown []sandbox.Shown) {
 	return shown
 }
 
-// hostPath is where the host has a directory of the job.
-func (r record) hostPath(dir string) string {
+// hostPath is where the host has a file or a directory of the job.
+func (r record) hostPath(path string) string {
 	if r.Image == nil {
-		return dir
+		return path
 	}
 	for n, private := range r.Image.Private {
-		if rest, err := filepath.Rel(private, dir); err == nil && filepath.IsLocal(rest) {
+		if rest, err := filepath.Rel(private, path); err == nil && filepath.IsLocal(rest) {
 			return filepath.Join(r.Dir, privateDir, strconv.Itoa(n), rest)
 		}
 	}
-	return dir
+	return path
 }
 
 // startFromImage starts the job from its image.

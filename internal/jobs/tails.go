@@ -27,7 +27,7 @@ func (s *core) tellChanges(changes []files.Change) {
 	var kept []string
 	for _, change := range changes {
 		if s.say(change.String()); change.Kept != "" {
-			kept = append(kept, change.Kept)
+			kept = append(kept, s.record.hostPath(change.Kept))
 		}
 	}
 	if len(kept) == 0 {
