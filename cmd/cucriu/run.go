@@ -67,6 +67,11 @@ filter that makes io_uring_setup fail with ENOSYS, and these programs do without
 The exit status is the job's, and 128+n if signal n has ended it. It is 127 if COMMAND
 was not found, 126 if it cannot be executed, and 125 if cucriu itself has failed.
 
+With --image a new job is started from a checkpoint of another long job, which stays as
+it is and may run: a server that is slow to load is started from it as often as needed.
+The job has pids, a network and checkpoints of its own, and copies of the directories
+in which the image was writing; it shares all other files with the host.
+
 With --adopt PID a job that is already running is adopted. It stays where it was
 started until it is resumed from a checkpoint.
 
@@ -76,6 +81,7 @@ and not in namespaces. The first line on stderr names its pid; so does --pidfile
 Without CAP_SYS_ADMIN, set-user-id programs such as sudo gain no rights then.`,
 		Example: "  cucriu run --dir /var/lib/jobs/train --every 30m -- torchrun --nproc-per-node 2 train.py\n" +
 			"  cucriu run --dir /var/lib/jobs/train --keep 5  # resume it, and keep more checkpoints from now on\n" +
+			"  cucriu run --dir /var/lib/jobs/a --image /var/lib/jobs/server --publish 8001:8000\n" +
 			"  cucriu run --dir /shared/jobs/$SLURM_JOB_ID --takeover --grace 60s --requeue-status 85 -- python train.py\n" +
 			"  cucriu run --no-checkpoints --pidfile job.pid python train.py &\n  cucriu dump -t $(cat job.pid) -D /var/lib/images/job1",
 		Args: func(cmd *cobra.Command, args []string) error {
