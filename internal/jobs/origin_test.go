@@ -2,8 +2,8 @@ package jobs
 
 import "testing"
 
-// TestFilesOfAJobFromAnImageAreItsOwn: what it sees at the path of another job's file is in its own directory, and nothing
-// but that is removed or copied for it.
+// TestFilesOfAJobFromAnImageAreItsOwn: what it sees at the path of another job's file is in its own directory, and
+// nothing but that is removed or copied for it.
 func TestFilesOfAJobFromAnImageAreItsOwn(t *testing.T) {
 	r := record{Dir: "/jobs/b", Image: &origin{Dir: "/jobs/a", Private: []string{"/data/out", "/var/log/app"}}}
 	for seen, want := range map[string]string{

@@ -245,8 +245,8 @@ func TestAnImageThatJobsWereStartedFromStays(t *testing.T) {
 	})
 }
 
-// TestNoKillDuringAStartFromAnImageLosesAnything: whoever is killed at whatever step, the same command starts the job, once,
-// and the image and the job that it was made of are as they were.
+// TestNoKillDuringAStartFromAnImageLosesAnything: whoever is killed at whatever step, the same command starts the job,
+// once, and the image and the job that it was made of are as they were.
 func TestNoKillDuringAStartFromAnImageLosesAnything(t *testing.T) {
 	testenv.Parallel(t)
 	for i, step := range append([]string{"image.noted", "image.copied", "image.laid-out"}, resumeSteps...) {
