@@ -67,9 +67,9 @@ filter that makes io_uring_setup fail with ENOSYS, and these programs do without
 The exit status is the job's, and 128+n if signal n has ended it. It is 127 if COMMAND
 was not found, 126 if it cannot be executed, and 125 if cucriu itself has failed.
 
-With --image a new job is started from a checkpoint of another long job, which stays as
-it is and may run: a server that is slow to load is started from it as often as needed.
-The job has pids, a network and checkpoints of its own, and copies of the directories
+With --image a new job is started from a checkpoint of another long job, which is not
+touched and may be running: so a server that is slow to load can be started many times.
+The new job has pids, a network and checkpoints of its own, and copies of the directories
 in which the image was writing; it shares all other files with the host.
 
 With --adopt PID a job that is already running is adopted. It stays where it was
@@ -222,8 +222,8 @@ func addLongFlags(cmd *cobra.Command, o *jobs.Options) (check func(args []string
 		"the directory of another long job (its newest checkpoint), or of one of its checkpoints")
 	flags.StringArrayVar(&o.Private, "private", nil, "with --image: give the job a private copy of this "+
 		"directory, as of those in which the image was writing; may be repeated")
-	flags.Var(&ports{to: &o.Publish}, "publish", "with --image: let this port of the host lead to one of the job, which "+
-		"has a network of its own with no other way in or out: [ADDRESS:]NEW:OLD[/udp], where NEW may be 0 for any; may be repeated")
+	publish := flags.StringArray("publish", nil, "with --image: forward a port of the host to the job, whose network has no "+
+		"other way in or out: [ADDRESS:]NEW:OLD[/udp], where NEW may be 0 for any free one; may be repeated")
 	flags.StringVar(&o.Name, "name", "", "the job's name (default: the last part of DIR)")
 	flags.StringVar(&o.User, "user", "", "user to run the job as, by name or number (default: root)")
 	sizeFlag(cmd, &o.FilesLimit, "files-limit", "how much content of files that the job has open for writing may be saved in a checkpoint, such as 512M")
@@ -289,6 +289,13 @@ func addLongFlags(cmd *cobra.Command, o *jobs.Options) (check func(args []string
 			o.Stage = ""
 		}
 		empty := func(text string) bool { return text == "" } // that is given to be rid of others
+		for _, text := range slices.DeleteFunc(slices.Clone(*publish), empty) {
+			port, err := relay.Parse(text)
+			if err != nil {
+				return err
+			}
+			o.Publish = append(o.Publish, port)
+		}
 		o.NotSaved, o.Settings, o.NoSettings = slices.DeleteFunc(o.NotSaved, empty), slices.DeleteFunc(o.Settings, empty), slices.DeleteFunc(o.NoSettings, empty)
 		for _, name := range *preempt {
 			sig := unix.SignalNum("SIG" + strings.TrimPrefix(strings.ToUpper(strings.TrimSpace(name)), "SIG"))
@@ -313,6 +320,8 @@ func addLongFlags(cmd *cobra.Command, o *jobs.Options) (check func(args []string
 		switch {
 		case o.Image != "" && (len(args) > 0 || o.Adopt != 0):
 			return errors.New("--image: the job is started from the image, so leave out the command and --adopt")
+		case o.Image != "" && o.PrivateTmp:
+			return errors.New("--private-tmp: a job from an image has a /tmp of its own if the job of the image had one")
 		case o.Image == "" && isNew && len(o.Private) > 0:
 			return errors.New("--private applies only to a job that is started from an image: see --image")
 		case o.Adopt != 0 && len(args) > 0:
@@ -368,46 +377,6 @@ func checkInput(input *os.File) error {
 	return nil
 }
 
-// ports is an option for ports to be published.
-type ports struct{ to *[]relay.Publish }
-
-func (p *ports) String() string { return strings.Join(p.GetSlice(), ",") }
-
-func (p *ports) Type() string { return "port" }
-
-func (p *ports) Set(text string) error {
-	if text == "" { // that is given to be rid of others
-		*p.to = nil
-		return nil
-	}
-	one, err := relay.Parse(text)
-	*p.to = append(*p.to, one)
-	return err
-}
-
-// GetSlice returns what was given, for [rememberedFlags].
-func (p *ports) GetSlice() (all []string) {
-	if p.to == nil { // pflag asks one that is zero
-		return nil
-	}
-	for _, one := range *p.to {
-		all = append(all, one.String())
-	}
-	return all
-}
-
-func (p *ports) Append(text string) error { return p.Set(text) }
-
-func (p *ports) Replace(all []string) error {
-	*p.to = nil
-	for _, text := range all {
-		if err := p.Set(text); err != nil {
-			return err
-		}
-	}
-	return nil
-}
-
 // stageAuto is the word for the default of --stage.
 const stageAuto = "auto"
 
@@ -424,7 +393,7 @@ func runLong(cmd *cobra.Command, hook *hooks.Hook, options jobs.Options) error {
 	if errors.As(err, new(jobs.UsageError)) {
 		return usageError{err}
 	}
-	if ofImage := new(jobs.ImageError); errors.As(err, &ofImage) {
+	if errors.As(err, new(*jobs.ImageError)) {
 		return preflight.AsRefusal(err)
 	}
 	if notStarted := new(job.NotStartedError); err != nil && !errors.As(err, &notStarted) {
