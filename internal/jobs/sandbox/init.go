@@ -16,7 +16,9 @@ import (
 	"golang.org/x/sys/unix"
 
 	"cucriu/internal/jobs/job"
+	"cucriu/internal/kit/durable"
 	"cucriu/internal/kit/netns"
+	"cucriu/internal/kit/proc"
 )
 
 // ready is what init says when the sandbox is ready, or cannot be made.
@@ -152,8 +154,20 @@ func furnish(dir string, spec Spec) error {
 	return recordMounts(dir)
 }
 
+// mount follows no symbolic link: the job's user may be able to put one in its place, and what is shown would be seen where
+// programs of root look, which criu is.
 func (s Shown) mount() error {
-	if err := unix.Mount(s.Dir, s.At, "", unix.MS_BIND, ""); err != nil || !s.ReadOnly {
+	dir, err := durable.OpenDir(s.Dir)
+	if err != nil {
+		return err
+	}
+	defer dir.Close()
+	at, err := durable.OpenDir(s.At)
+	if err != nil {
+		return err
+	}
+	defer at.Close()
+	if err := unix.Mount(proc.PathIn(dir, ""), proc.PathIn(at, ""), "", unix.MS_BIND, ""); err != nil || !s.ReadOnly {
 		return err
 	}
 	return unix.MountSetattr(unix.AT_FDCWD, s.At, 0, &unix.MountAttr{Attr_set: unix.MOUNT_ATTR_RDONLY})

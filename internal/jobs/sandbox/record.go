@@ -62,7 +62,7 @@ type Spec struct {
 // Shown is a directory that a sandbox shows at a path where the host has another one.
 type Shown struct {
 	Dir      string `json:"dir"`
-	At       string `json:"at"` // an existing directory
+	At       string `json:"at"` // an existing directory; no symbolic link is on the way to either
 	ReadOnly bool   `json:"read_only,omitempty"`
 }
 

@@ -11,6 +11,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"cucriu/hooks/preflight"
+	"cucriu/internal/kit/durable"
 	"cucriu/internal/kit/inventory"
 	"cucriu/internal/kit/units"
 )
@@ -230,12 +231,10 @@ func (l *fileLook) parent(path string, pid int, known map[string]bool) {
 		return
 	}
 	known[dir] = true
-	fd, err := unix.Openat2(unix.AT_FDCWD, dir, &unix.OpenHow{
-		Flags: unix.O_PATH | unix.O_DIRECTORY | unix.O_CLOEXEC, Resolve: unix.RESOLVE_NO_SYMLINKS | unix.RESOLVE_NO_MAGICLINKS,
-	})
+	opened, err := durable.OpenDir(dir)
 	switch {
 	case err == nil:
-		_ = unix.Close(fd)
+		opened.Close()
 	case errors.Is(err, unix.ENOENT):
 		l.problem(preflight.SeverityError, pid, preflight.FindingDirectory, dir+" does not exist here, and "+path+" is to be created in it", "mkdir -p "+dir)
 	default:
