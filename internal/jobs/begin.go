@@ -279,7 +279,11 @@ func (s *starter) newSandbox(ctx context.Context, g job.GPUs, spec sandbox.Spec)
 	spec.Hide, spec.Params, spec.Terminal = g.Hidden, filepath.Join(s.hook.Config.Driver.Root, "proc/driver/nvidia/params"), terminalSpec(s.core)
 	spec.HostDir, spec.Fence, spec.PrivateTmp = s.runDir, s.fence, s.PrivateTmp
 	if from := s.record.Image; from != nil {
-		spec.OwnNetwork, spec.Shown = true, append(spec.Shown, from.shown(s.Dir)...)
+		shown, err := from.shown(s.Dir)
+		if err != nil {
+			return err
+		}
+		spec.OwnNetwork, spec.Shown = true, append(spec.Shown, shown...)
 	}
 	return s.makeSandbox(func(dir, runDir string) (err error) {
 		s.sandbox, err = sandbox.New(ctx, dir, runDir, spec)

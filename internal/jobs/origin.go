@@ -28,6 +28,7 @@ import (
 	"cucriu/internal/kit/files"
 	"cucriu/internal/kit/first"
 	"cucriu/internal/kit/guest"
+	"cucriu/internal/kit/proc"
 	"cucriu/internal/kit/twice"
 	"cucriu/internal/kit/units"
 )
@@ -89,14 +90,11 @@ func recordFrom(o Options) (record, error) {
 		return record{}, &ImageError{path, err}
 	}
 	r := record{
-		Version: recordVersion, Name: o.Name, Dir: o.Dir, Command: []string{c.Command}, WorkDir: "/", Image: &from,
+		Version: recordVersion, Name: cmp.Or(o.Name, filepath.Base(o.Dir)), Dir: o.Dir, Command: []string{c.Command}, WorkDir: "/", Image: &from,
 		Begun: time.Now().UTC(),
 	}
-	if of, err := loadRecord(filepath.Join(ownerDir(path), recordName)); err == nil { // else only its name is known
+	if _, of := ownerOf(path); len(of.Command) > 0 { // else only its name is known
 		r.Command, r.WorkDir = of.Command, of.WorkDir
-	}
-	if r.Name == "" {
-		r.Name = filepath.Base(o.Dir)
 	}
 	return r, nil
 }
@@ -129,10 +127,12 @@ func resolveImage(asked string) (string, error) {
 	return filepath.Join(path, store.CheckpointsDir, newest.Name), nil
 }
 
-// ownerDir is the directory of the job in which a checkpoint is; "" if it is in none.
-func ownerDir(image string) string {
-	_, dir := twice.KeptIn(image)
-	return dir
+// ownerOf returns the directory of the job in which a checkpoint is, without links, and its record; "" if it is in none.
+func ownerOf(image string) (dir string, of record) {
+	if _, dir = twice.KeptIn(image); dir != "" {
+		of, _ = loadRecord(filepath.Join(dir, recordName)) // what it does not say, nobody knows
+	}
+	return dir, of
 }
 
 // readOrigin reads what an image is that jobs can be started from.
@@ -154,17 +154,14 @@ func readOrigin(path string) (c store.Checkpoint, from origin, err error) {
 	if err != nil {
 		return c, from, err
 	}
-	if len(of.Private) > 0 && ownerDir(path) == "" {
+	dir, owner := ownerOf(path)
+	if len(of.Private) > 0 && dir == "" {
 		return c, from, fault.New("it is a copy of a checkpoint whose job has files of its own, which are not here",
 			"name the directory of that job")
 	}
-	if from.Dir = of.Dir; from.Dir == "" { // an earlier version has made it
-		owner, err := loadRecord(filepath.Join(ownerDir(path), recordName))
-		if err != nil {
-			return c, from, fault.New("it does not say which directory its job had",
-				"name the directory of the job that it was made of")
-		}
-		from.Dir = owner.Dir
+	if from.Dir = cmp.Or(of.Dir, owner.Dir); from.Dir == "" { // an earlier version has made it, and it is a copy
+		return c, from, fault.New("it does not say which directory its job had",
+			"name the directory of the job that it was made of")
 	}
 	return c, from, nil
 }
@@ -180,7 +177,17 @@ func privateDirs(image, jobDir string, o Options) ([]string, error) {
 	if err != nil {
 		return nil, err
 	}
-	dirs := slices.Clone(o.Private)
+	var dirs []string
+	for _, given := range o.Private {
+		dir, err := filepath.EvalSymlinks(given)
+		if err == nil {
+			dir, err = filepath.Abs(dir)
+		}
+		if err != nil {
+			return nil, fmt.Errorf("--private: %w", err)
+		}
+		dirs = append(dirs, dir)
+	}
 	for _, path := range append(written, sockets...) {
 		dirs = append(dirs, filepath.Dir(path))
 	}
@@ -193,8 +200,7 @@ func privateDirs(image, jobDir string, o Options) ([]string, error) {
 		}
 		for _, other := range []string{o.Dir, jobDir} {
 			if isBelow(other, dir) {
-				return nil, fault.New(fmt.Sprintf("the job was writing in %s, of which each job from the image gets a copy, "+
-					"and %s is in it", dir, other),
+				return nil, fault.New(fmt.Sprintf("each job from the image gets a copy of %s, and %s is in it", dir, other),
 					"let the job write in a directory of its own; name a --dir elsewhere")
 			}
 		}
@@ -209,15 +215,24 @@ func isBelow(path, dir string) bool {
 	return err == nil && filepath.IsLocal(rest)
 }
 
-// shown is what the sandbox of the job shows in place of the host's. dir is the job's.
-func (from *origin) shown(dir string) (shown []sandbox.Shown) {
-	if from.Dir != dir {
-		shown = append(shown, sandbox.Shown{Dir: dir, At: from.Dir})
+// shown is what the sandbox of the job shows in place of the host's. dir is the job's. Both jobs' directories are root's
+// alone, and links may lead there.
+func (from *origin) shown(dir string) (shown []sandbox.Shown, err error) {
+	own, err := filepath.EvalSymlinks(dir)
+	if err != nil {
+		return nil, err
+	}
+	at, err := filepath.EvalSymlinks(from.Dir)
+	if err != nil {
+		return nil, err
+	}
+	if dir = own; at != own {
+		shown = append(shown, sandbox.Shown{Dir: own, At: at})
 	}
 	for n, at := range from.Private {
 		shown = append(shown, sandbox.Shown{Dir: filepath.Join(dir, privateDir, strconv.Itoa(n)), At: at})
 	}
-	return shown
+	return shown, nil
 }
 
 // hostPath is where the host has a file or a directory of the job.
@@ -226,30 +241,36 @@ func (r record) hostPath(path string) string {
 		return path
 	}
 	for n, private := range r.Image.Private {
-		if rest, err := filepath.Rel(private, path); err == nil && filepath.IsLocal(rest) {
-			return filepath.Join(r.Dir, privateDir, strconv.Itoa(n), rest)
+		if isBelow(path, private) {
+			return filepath.Join(r.Dir, privateDir, strconv.Itoa(n), strings.TrimPrefix(path, private))
 		}
 	}
 	return path
+}
+
+// open reads the image again, which must be the same.
+func (from *origin) open() (store.Checkpoint, error) {
+	if _, err := os.Stat(from.Path); errors.Is(err, fs.ErrNotExist) {
+		return store.Checkpoint{}, fault.New("it is gone, and the job has no checkpoint of its own",
+			"bring it back, or mount the disk that it is on")
+	}
+	c, now, err := readOrigin(from.Path)
+	if err == nil && now.ID != from.ID {
+		err = fault.New("it is not the image that this job was started from",
+			"bring that back; or start another job, with a --dir of its own")
+	}
+	return c, err
 }
 
 // startFromImage starts the job from its image.
 func (s *starter) startFromImage(ctx context.Context) error {
 	from := s.record.Image
 	refuse := func(err error) error { return errors.Join(&ImageError{from.Path, err}, s.withdraw()) }
-	c, now, err := readOrigin(from.Path)
-	if errors.Is(err, fs.ErrNotExist) {
-		err = fault.New("it is gone, and the job has no checkpoint of its own",
-			"bring it back, or mount the disk that it is on")
-	}
-	if err == nil && now.ID != from.ID {
-		err = fault.New("it is not the image that this job was started from",
-			"bring that back; or start another job, with a --dir of its own")
-	}
+	c, err := from.open()
 	if err != nil {
 		return refuse(err)
 	}
-	if ownerDir(from.Path) != "" {
+	if dir, _ := ownerOf(from.Path); dir != "" {
 		if err := store.NoteStarted(from.Path, Key(s.Dir), s.Dir); err != nil { // it may be read-only
 			s.say(fmt.Sprintf("nothing keeps the owner of image %s from removing it: %v", from.Path, err))
 		}
@@ -260,6 +281,9 @@ func (s *starter) startFromImage(ctx context.Context) error {
 	copies, err := s.layOut(ctx, c)
 	if err == nil {
 		err = failpoint.Hit(ctx, "image.laid-out", 0)
+	}
+	if ctx.Err() != nil { // the job is not to be started any more, and the image is no reason
+		return context.Cause(ctx)
 	}
 	if err != nil {
 		return refuse(err)
@@ -281,6 +305,8 @@ func (s *starter) startFromImage(ctx context.Context) error {
 // copies are fresh: an earlier start of the job may have written to others.
 func (s *starter) layOut(ctx context.Context, c store.Checkpoint) (fresh bool, err error) {
 	from, private := s.record.Image, filepath.Join(s.Dir, privateDir)
+	ownerDir, owner := ownerOf(from.Path)
+	owner.Dir = ownerDir
 	for _, dir := range []string{filepath.Join(s.Dir, shownImage), from.Dir} {
 		if err := os.MkdirAll(dir, 0o700); err != nil {
 			return false, err
@@ -288,8 +314,8 @@ func (s *starter) layOut(ctx context.Context, c store.Checkpoint) (fresh bool, e
 	}
 	for name, of := range ours {
 		data, err := os.ReadFile(filepath.Join(c.Dir, oursPrefix+name))
-		if errors.Is(err, fs.ErrNotExist) { // an earlier version has made the image
-			data, err = os.ReadFile(filepath.Join(ownerDir(c.Dir), name))
+		if errors.Is(err, fs.ErrNotExist) && ownerDir != "" { // an earlier version has made the image
+			data, err = os.ReadFile(filepath.Join(ownerDir, name))
 		}
 		if errors.Is(err, fs.ErrNotExist) {
 			continue
@@ -308,7 +334,6 @@ func (s *starter) layOut(ctx context.Context, c store.Checkpoint) (fresh bool, e
 	if err := errors.Join(os.RemoveAll(partial), os.Mkdir(partial, 0o700)); err != nil {
 		return false, err
 	}
-	owner, _ := loadRecord(filepath.Join(ownerDir(from.Path), recordName))
 	for n, dir := range from.Private {
 		if err := s.copyPrivate(ctx, owner.hostPath(dir), filepath.Join(partial, strconv.Itoa(n))); err != nil {
 			return false, fmt.Errorf("private copy of %s: %w", dir, err)
@@ -336,9 +361,14 @@ func syncAll(dir string) error {
 
 // copyPrivate copies a directory, with all that is in its file system.
 func (s *starter) copyPrivate(ctx context.Context, dir, to string) error {
+	from, err := durable.OpenDir(dir)
+	if err != nil {
+		return err
+	}
+	defer from.Close()
 	limit := cmp.Or(s.FilesLimit, files.DefaultLimit)
 	var sum int64
-	err := filepath.WalkDir(dir, func(_ string, entry fs.DirEntry, err error) error {
+	err = filepath.WalkDir(proc.PathIn(from, "."), func(_ string, entry fs.DirEntry, err error) error {
 		if errors.Is(err, fs.ErrNotExist) {
 			return nil
 		}
@@ -358,7 +388,8 @@ func (s *starter) copyPrivate(ctx context.Context, dir, to string) error {
 		return err
 	}
 	cp := exec.CommandContext(ctx, "cp", "--archive", "--one-file-system", "--reflink=auto",
-		"--no-target-directory", "--", dir, to)
+		"--no-target-directory", "--", "/proc/self/fd/3/.", to)
+	cp.ExtraFiles = []*os.File{from} // the job's user may put a link in its place
 	if said, err := cp.CombinedOutput(); err != nil {
 		return fmt.Errorf("cp: %w: %s", err, strings.TrimSpace(string(said)))
 	}

@@ -1,6 +1,7 @@
 package run
 
 import (
+	"errors"
 	"fmt"
 	"io"
 	"io/fs"
@@ -169,6 +170,10 @@ http.server.ThreadingHTTPServer(("127.0.0.1", int(sys.argv[1])), Handler).serve_
 			runs[i] = job.again()
 			gets(t, at[i], fmt.Sprintf("4 %d", i))
 		}
+		runs[0].kill()
+		runs[0] = jobs[0].again()
+		runs[0].says("is supervised again")
+		gets(t, at[0], "5 0")
 		for _, r := range append(runs, original) {
 			r.signal(unix.SIGTERM)
 			r.ends(requeue)
@@ -316,4 +321,38 @@ func (w *world) surviveKilledStart(step string, k who) {
 	})
 	job.stop(0)
 	r.ends(0)
+}
+
+// TestNoLinkLeadsTheCopyOfADirectoryElsewhere: the job's user may put one where the image was writing, before the directory is
+// copied and before the copy is shown.
+func TestNoLinkLeadsTheCopyOfADirectoryElsewhere(t *testing.T) {
+	testenv.Simulated(t, func(t *testing.T) {
+		w := newWorld(t)
+		original := w.run(once...)
+		w.ticks(3)
+		original.verified(1)
+		original.signal(unix.SIGTERM)
+		original.ends(requeue)
+		elsewhere := t.TempDir()
+		testenv.WriteFile(t, filepath.Join(elsewhere, "secret"), "of root")
+		exchange := fmt.Sprintf("mv %[1]s %[1]s.away && ln -s %[2]s %[1]s", w.work, elsewhere)
+		for _, step := range []string{"image.noted", "image.laid-out"} {
+			job := w.from()
+			host := w.host.For(t)
+			host.UseFailpoint(step + "=run " + testenv.Script(t, exchange))
+			out, err := host.Cucriu("run", "--dir", job.dir, "--image", w.dir, "--private", w.work, "--every", "0")
+			if err == nil || !strings.Contains(out, "too many levels of symbolic links") {
+				t.Errorf("%s: %v\n%s", step, err, out)
+			}
+			if testenv.Exists(filepath.Join(job.work, "secret")) {
+				t.Errorf("%s: the copy has what the link leads to", step)
+			}
+			must(t, errors.Join(os.Remove(w.work), os.Rename(w.work+".away", w.work)))
+		}
+		job := w.from()
+		r := job.startFrom(w)
+		job.ticks(3)
+		job.stop(0)
+		r.ends(0)
+	})
 }
