@@ -90,8 +90,8 @@ func recordFrom(o Options) (record, error) {
 		return record{}, &ImageError{path, err}
 	}
 	r := record{
-		Version: recordVersion, Name: cmp.Or(o.Name, filepath.Base(o.Dir)), Dir: o.Dir, Command: []string{c.Command}, WorkDir: "/", Image: &from,
-		Begun: time.Now().UTC(),
+		Version: recordVersion, Name: cmp.Or(o.Name, filepath.Base(o.Dir)), Dir: o.Dir, Command: []string{c.Command},
+		WorkDir: "/", Image: &from, Begun: time.Now().UTC(),
 	}
 	if _, of := ownerOf(path); len(of.Command) > 0 { // else only its name is known
 		r.Command, r.WorkDir = of.Command, of.WorkDir
@@ -127,7 +127,8 @@ func resolveImage(asked string) (string, error) {
 	return filepath.Join(path, store.CheckpointsDir, newest.Name), nil
 }
 
-// ownerOf returns the directory of the job in which a checkpoint is, without links, and its record; "" if it is in none.
+// ownerOf returns the directory of the job in which a checkpoint is, without links, and its record; "" if it is in
+// none.
 func ownerOf(image string) (dir string, of record) {
 	if _, dir = twice.KeptIn(image); dir != "" {
 		of, _ = loadRecord(filepath.Join(dir, recordName)) // what it does not say, nobody knows
@@ -215,8 +216,8 @@ func isBelow(path, dir string) bool {
 	return err == nil && filepath.IsLocal(rest)
 }
 
-// shown is what the sandbox of the job shows in place of the host's. dir is the job's. Both jobs' directories are root's
-// alone, and links may lead there.
+// shown is what the sandbox of the job shows in place of the host's. dir is the job's. Both jobs' directories are
+// root's alone, and links may lead there.
 func (from *origin) shown(dir string) (shown []sandbox.Shown, err error) {
 	own, err := filepath.EvalSymlinks(dir)
 	if err != nil {

@@ -323,8 +323,8 @@ func (w *world) surviveKilledStart(step string, k who) {
 	r.ends(0)
 }
 
-// TestNoLinkLeadsTheCopyOfADirectoryElsewhere: the job's user may put one where the image was writing, before the directory is
-// copied and before the copy is shown.
+// TestNoLinkLeadsTheCopyOfADirectoryElsewhere: the job's user may put one where the image was writing, before the
+// directory is copied and before the copy is shown.
 func TestNoLinkLeadsTheCopyOfADirectoryElsewhere(t *testing.T) {
 	testenv.Simulated(t, func(t *testing.T) {
 		w := newWorld(t)

@@ -154,8 +154,8 @@ func furnish(dir string, spec Spec) error {
 	return recordMounts(dir)
 }
 
-// mount follows no symbolic link: the job's user may be able to put one in its place, and what is shown would be seen where
-// programs of root look, which criu is.
+// mount follows no symbolic link: the job's user may be able to put one in its place, and what is shown would be seen
+// where programs of root look, which criu is.
 func (s Shown) mount() error {
 	dir, err := durable.OpenDir(s.Dir)
 	if err != nil {
