@@ -137,14 +137,14 @@ func look(ctx context.Context, driver *cudackpt.Driver, runDir string, pid int) 
 // stateOf asks for the state of a process if it can answer. While a dump or restore is at work on it, the driver
 // answers only when it is through with what that has asked for.
 func stateOf(ctx context.Context, driver *cudackpt.Driver, runDir string, pid int) (state, note string) {
+	if s, err := sessionOfProcess(runDir, pid); err == nil && s != nil && !s.Suspended() {
+		return unknownState, s.Conflict().Error()
+	}
 	if frozen, err := proc.FrozenBy(pid); err == nil && len(frozen) > 0 {
 		return unknownState, "frozen by " + frozen[0].Dir
 	}
 	if stopped, err := proc.Stopped(pid); err == nil && stopped {
 		return unknownState, noteStopped
-	}
-	if s, err := sessionOfProcess(runDir, pid); err == nil && s != nil && !s.Suspended() {
-		return unknownState, s.Conflict().Error()
 	}
 	answer, err := driver.Process(pid).State(ctx)
 	if err != nil {
