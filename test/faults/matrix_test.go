@@ -31,8 +31,8 @@ func chosen(row, column int) bool {
 	}
 }
 
-// TestNoFaultAtAnyStepLosesTheJob runs the chosen cells and compares the outcomes with
-// docs/fault-matrix.md. CUCRIU_UPDATE=1 writes that file anew, from all of them.
+// TestNoFaultAtAnyStepLosesTheJob runs the chosen cells. The outcome of each is the one that
+// docs/fault-matrix.md has. CUCRIU_UPDATE=1 writes that file anew, from all of them.
 func TestNoFaultAtAnyStepLosesTheJob(t *testing.T) {
 	if testenv.RealDriver() {
 		t.Skip("needs the simulated driver: its faults and several of them at once")
@@ -57,7 +57,7 @@ func TestNoFaultAtAnyStepLosesTheJob(t *testing.T) {
 			})
 		}
 	})
-	if isRow {
+	if isRow || !updating() {
 		return
 	}
 	for _, row := range rows {
@@ -71,7 +71,7 @@ func TestNoFaultAtAnyStepLosesTheJob(t *testing.T) {
 		}
 		seen[row.name] = cells
 	}
-	compare(t, seen)
+	write(t, seen)
 }
 
 // outcomes holds the outcome of every cell that was run, by step and fault.
@@ -97,12 +97,18 @@ func (r row) slug() string {
 func (r row) run(t *testing.T, number int, results string) {
 	w := newWorld(t, r)
 	cells := make(map[fault]string)
+	_, page := readPage(t)
 	for column, f := range faults {
 		if r.without[f] != "" || !chosen(number, column) {
 			continue
 		}
 		ok := t.Run(strings.ReplaceAll(string(f), " ", "-"), func(t *testing.T) {
-			cells[f] = (&cell{row: r, fault: f, world: w, t: t}).run()
+			c := &cell{row: r, fault: f, world: w, t: t}
+			cells[f] = c.run()
+			if expected := page[r.name][f]; cells[f] != expected && !updating() {
+				t.Errorf("%s; docs/fault-matrix.md has: %s (if that is wrong: CUCRIU_UPDATE=1 go test ./test/faults)", cells[f], expected)
+				c.explain()
+			}
 		})
 		if !ok || f == targetKilled || r.fresh {
 			w.clear(t)
