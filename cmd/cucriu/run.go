@@ -60,6 +60,10 @@ sends there (Ctrl-C, Ctrl-\), to the first process SIGUSR1, SIGUSR2 and SIGALRM.
 stops cucriu run, and the job keeps running. A job that needs a terminal runs in tmux:
 cucriu run --dir DIR --wait-all -- tmux -S SOCKET new -d COMMAND
 
+For a server, --every never --preempt none: SIGTERM is forwarded as well, nothing is
+dumped, and the exit status is the server's. If that is 0 after SIGTERM or SIGINT, the
+job is not considered finished, and the same command starts or resumes it.
+
 criu cannot dump an io_uring. Some programs open one if they can: torchrun and
 PyTorch's TCPStore (through libuv), uvloop, Node.js. The job runs under a seccomp
 filter that makes io_uring_setup fail with ENOSYS, and these programs do without.
@@ -232,7 +236,8 @@ func addLongFlags(cmd *cobra.Command, o *jobs.Options) (check func(args []string
 	flags.BoolVar(&o.WaitAll, "wait-all", false, "when the command has ended, wait for the other processes of the job instead of ending them")
 	flags.BoolVar(&o.PrivateTmp, "private-tmp", false, "give the job a /tmp of its own, in memory, which is saved in its checkpoints")
 	flags.StringArrayVar(&o.NotSaved, "not-saved", nil, "leave this file of the job as it is when the job is resumed from a checkpoint; may be repeated")
-	flags.DurationVar(&o.Every, "every", 30*time.Minute, "time between checkpoints; 0 disables scheduled checkpoints")
+	o.Every = 30 * time.Minute
+	flags.Var((*interval)(&o.Every), "every", "time between checkpoints; never disables scheduled checkpoints")
 	flags.Var(&value{kind: "percent", text: "0", set: func(text string) error {
 		if o.Overhead = 0; text == "0" {
 			return nil
@@ -262,7 +267,8 @@ func addLongFlags(cmd *cobra.Command, o *jobs.Options) (check func(args []string
 	choose(cmd, &o.Probe, "probe", "do trial restores of the first checkpoint, and of later ones when the job has new kinds of processes or files: beside the job, in a sandbox, without the GPUs: auto or off",
 		word[bool]{"auto", true}, word[bool]{"off", false})
 	flags.BoolVar(&o.Takeover, "takeover", false, "take the job over from a host that has not released it and is known to be down")
-	preempt := flags.StringSlice("preempt", []string{"TERM"}, "signals that ask the job to leave this host, such as TERM,USR1")
+	preempt := flags.StringSlice("preempt", []string{"TERM"}, "signals that ask the job to leave this host, "+
+		"such as TERM,USR1; none: no signal makes a last checkpoint, and SIGTERM is forwarded to the job")
 	flags.DurationVar(&o.Grace, "grace", 0, "how long leaving may take, including the last checkpoint; 0 is no limit")
 	flags.IntVar(&o.RequeueStatus, "requeue-status", 75, "exit status after leaving")
 	flags.IntVar(&o.MovedStatus, "moved-status", 0, "exit status once the job has moved to another host (cucriu migrate --job)")
@@ -297,10 +303,13 @@ func addLongFlags(cmd *cobra.Command, o *jobs.Options) (check func(args []string
 			o.Publish = append(o.Publish, port)
 		}
 		o.NotSaved, o.Settings, o.NoSettings = slices.DeleteFunc(o.NotSaved, empty), slices.DeleteFunc(o.Settings, empty), slices.DeleteFunc(o.NoSettings, empty)
+		if slices.Equal(*preempt, []string{"none"}) {
+			*preempt = nil
+		}
 		for _, name := range *preempt {
 			sig := unix.SignalNum("SIG" + strings.TrimPrefix(strings.ToUpper(strings.TrimSpace(name)), "SIG"))
 			if !slices.Contains([]unix.Signal{unix.SIGTERM, unix.SIGUSR1, unix.SIGUSR2, unix.SIGINT, unix.SIGHUP}, sig) {
-				return fmt.Errorf("--preempt %s: must be TERM, USR1, USR2, INT or HUP", name)
+				return fmt.Errorf("--preempt %s: must be none, or of TERM, USR1, USR2, INT and HUP", name)
 			}
 			o.Preempt = append(o.Preempt, sig)
 		}
@@ -376,6 +385,22 @@ func checkInput(input *os.File) error {
 	}
 	return nil
 }
+
+// interval is the value of an option: a duration, or never, which is 0.
+type interval time.Duration
+
+// Set implements [pflag.Value], as do the methods below.
+func (i *interval) Set(text string) error {
+	if text == "never" {
+		text = "0"
+	}
+	d, err := time.ParseDuration(text)
+	*i = interval(d)
+	return err
+}
+
+func (i *interval) String() string { return time.Duration(*i).String() }
+func (i *interval) Type() string   { return "duration" }
 
 // stageAuto is the word for the default of --stage.
 const stageAuto = "auto"

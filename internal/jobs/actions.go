@@ -72,6 +72,9 @@ func (s *supervisor) do(ctx context.Context, a life.Action) {
 		s.checkpointer.costs = s.checkpointer.costs[1:] // so that it is tried again some time
 	case life.Pass:
 		s.pass(e.signal, s.life.Paused)
+		if s.life.Told && len(s.Preempt) == 0 {
+			s.setLeaving(true)
+		}
 	case life.StopSelf:
 		job.StopSelf()
 	case life.Answer:
@@ -363,6 +366,11 @@ func (s *supervisor) endGivenUp() (int, error) {
 // endJob tells how the job has ended by itself.
 func (s *supervisor) endJob() (int, error) {
 	status, next := s.exit.Code(), ""
+	if status == 0 && s.life.Told && len(s.Preempt) == 0 {
+		s.tell(Event{Event: EventPreempted, Message: s.name + " has ended with exit status 0 after a signal " +
+			"that asks it to, and is not considered finished: the same command starts or resumes it"})
+		return 0, s.endSandbox()
+	}
 	if status == 0 {
 		if err := s.finish(status, s.exit.At); err != nil {
 			return 0, err

@@ -214,11 +214,13 @@ func (s *checkpointer) checkpointBy(ctx context.Context, base, reason string, en
 		defer s.killStuck(made)()
 	}
 	expected, _ := s.costs.expected()
+	letGo := s.hold()
 	a, err := s.ask(ctx, inside.Request{
 		Op: inside.Dump, Images: images, Root: of.Root, NoTerminal: s.sandbox.IsAdopted(),
 		End: end, WaitAll: s.waitAll, Base: s.base(end), VerifyUnchanged: s.VerifyUnchanged,
 		Files: s.files(), Staged: of, Expected: expected.total,
 	})
+	letGo()
 	if err != nil {
 		// The image has its name before the job is ended, and one that is not complete may hold
 		// what the job must be restored from.

@@ -66,7 +66,8 @@ func (s *core) publishPorts() error {
 
 func newCore(hook *hooks.Hook, o Options) *core {
 	r := &reporter{dir: o.Dir, messages: o.Messages, quiet: o.Quiet}
-	return &core{Options: o, reporter: r, instance: &instance{reporter: r, criu: o.Criu, waitAll: o.WaitAll}, hook: hook}
+	in := &instance{reporter: r, criu: o.Criu, waitAll: o.WaitAll, held: new(held)}
+	return &core{Options: o, reporter: r, instance: in, hook: hook}
 }
 
 func (s *core) outputPath() string { return filepath.Join(s.Dir, OutputLog) }

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"sync"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -27,6 +28,40 @@ type instance struct {
 	command *proc.Process    // the command's, which gets the signals; nil if that has ended
 	waitAll bool             // the job ends with its last process, and not with its command
 	runsOn  bool             // the job, if we end now
+	held    *held            // the signals that wait
+}
+
+// held are signals for a job that is dumped. It gets them afterwards: else they would be in the image, too.
+type held struct {
+	sync.Mutex
+	is      bool // a dump is under way
+	signals []unix.Signal
+}
+
+// hold has signals to the job wait until over is called.
+func (in *instance) hold() (over func()) {
+	in.held.Lock()
+	defer in.held.Unlock()
+	in.held.is = true
+	return func() {
+		in.held.Lock()
+		signals := in.held.signals
+		in.held.is, in.held.signals = false, nil
+		in.held.Unlock()
+		for _, sig := range signals {
+			in.pass(sig, false)
+		}
+	}
+}
+
+// keeps keeps a signal for a job that is held, and reports whether it does.
+func (in *instance) keeps(sig unix.Signal) bool {
+	in.held.Lock()
+	defer in.held.Unlock()
+	if in.held.is {
+		in.held.signals = append(in.held.signals, sig)
+	}
+	return in.held.is
 }
 
 // openRoot opens the job's root process, and that of its command. It is no error if they have ended.
@@ -176,7 +211,7 @@ func (e *insideError) Refused() bool { return e.refused }
 // end of our terminal is none of the job's business, nor that it stops us. What asks to end is not kept for a resume.
 func (in *instance) pass(sig unix.Signal, paused bool) {
 	switch {
-	case in.root == nil, sig == unix.SIGHUP, paused && sig == unix.SIGCONT:
+	case in.root == nil, sig == unix.SIGHUP, in.keeps(sig), paused && sig == unix.SIGCONT:
 	case paused && (sig == unix.SIGINT || sig == unix.SIGQUIT || sig == unix.SIGTERM): // else the resume would end it
 		in.say(fmt.Sprintf("%s is paused, and does not get %s: cucriu jobs stop %[1]s ends it with a checkpoint; or first cucriu jobs resume %[1]s",
 			in.name, unix.SignalName(sig)))

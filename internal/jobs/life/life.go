@@ -92,6 +92,7 @@ type State struct {
 	Gone   bool   // the job's root process has ended, or is about to
 	Leave  bool   // somebody said that the job is to leave, or not to come
 	Hurry  bool   // and there is no time for anything any more
+	Told   bool   // the job got a signal that asks it to end
 	Stop   bool   // the supervisor stops itself (Ctrl-Z) once nothing is under way
 	Tries  int    // of a last checkpoint
 	Stuck  int    // how often in a row the root process was seen ending while something was under way
@@ -265,7 +266,7 @@ func (s State) undecided(e Event) (State, []Action) {
 		return s.end(EndFailed)
 	case Ask:
 		return s, []Action{Refuse}
-	case Preempt, Interrupt:
+	case Preempt, Interrupt, Quit:
 		return s.end(EndUndecided)
 	}
 	return s, nil
@@ -349,6 +350,7 @@ func (s State) running(e Event) (State, []Action) {
 		}
 	case Interrupt, Quit, Signal:
 		if s.Doing != EndSandbox {
+			s.Told = s.Told || e.Kind != Signal && !s.Paused
 			return s, []Action{Pass}
 		}
 	}
@@ -542,6 +544,8 @@ func (s State) ending(e Event) (State, []Action) {
 		if s.Leave = true; s.Doing == Listen {
 			return s.end(EndAsTold)
 		}
+	case Interrupt, Quit: // which was sent to the job as well, and here comes late
+		s.Told = true
 	case ExitedWell:
 		if s.Leave {
 			return s.end(EndAsTold)
