@@ -22,8 +22,9 @@ func (w *world) cudaSocket() string {
 	if err := unix.Stat(fmt.Sprintf("/proc/%d/ns/pid", place.Init.PID), &namespace); err != nil {
 		w.t.Fatal(err)
 	}
-	command := place.Root + 1 // started by the job's first process, before anything else
-	return fmt.Sprintf("@cuda-uvmfd-%d-%d", namespace.Ino, command)
+	job := testenv.JobOf(w.t, place.Init.PID)
+	job.Dirs = []string{w.cuda}
+	return fmt.Sprintf("@cuda-uvmfd-%d-%d", namespace.Ino, job.MustStatus(0).PID)
 }
 
 // TestTwoLongJobsOnOneHost: the kernel gives the number of a pid namespace again, and jobs have the
