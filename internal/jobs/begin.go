@@ -144,6 +144,7 @@ func (s *starter) attach(ctx context.Context) (bool, error) {
 	case err == nil:
 		s.setRunning()
 		s.setLeaving(false) // whoever told it is gone
+		s.sayError(s.updateAbout())
 		if err := s.attachPaused(ctx); err != nil {
 			return false, err
 		}
@@ -285,6 +286,7 @@ func (s *starter) newSandbox(ctx context.Context, g job.GPUs, spec sandbox.Spec)
 		}
 		spec.OwnNetwork, spec.Shown = true, append(spec.Shown, shown...)
 	}
+	s.showAbout(g, &spec)
 	return s.makeSandbox(func(dir, runDir string) (err error) {
 		s.sandbox, err = sandbox.New(ctx, dir, runDir, spec)
 		return err

@@ -84,7 +84,8 @@ const shm, tmp = "/dev/shm", "/tmp"
 
 // files says which files of the job belong to a checkpoint. The /dev/shm of a sandbox is its own.
 func (s *core) files() files.Options {
-	o := files.Options{Limit: s.FilesLimit, Except: append([]string{s.outputPath(), s.seenOutput()}, s.NotSaved...)}
+	except := append([]string{s.outputPath(), s.seenOutput(), filepath.Join(aboutDir, aboutName)}, s.NotSaved...)
+	o := files.Options{Limit: s.FilesLimit, Except: except}
 	if s.sandbox != nil && !s.sandbox.IsAdopted() {
 		o.Shm = shm
 	}

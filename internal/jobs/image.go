@@ -152,7 +152,7 @@ func checkFiles(ctx context.Context, dir string) (preflight.Findings, error) {
 // exceptOwn leaves out what is in the directory of the job, which may be yet to come.
 func exceptOwn(dir string, except func(path string) bool) func(path string) bool {
 	of, _ := inside.ReadStaged(dir) // an image that cannot be read has other findings
-	own := append([]string{filepath.Dir(filepath.Dir(dir)), of.Dir}, of.Private...)
+	own := append([]string{filepath.Dir(filepath.Dir(dir)), of.Dir, aboutDir}, of.Private...)
 	return func(path string) bool {
 		return except(path) || slices.ContainsFunc(own, func(dir string) bool {
 			return dir != "" && dir != "/" && isBelow(path, dir)

@@ -14,10 +14,10 @@ import (
 
 // Publish is a port of the host that leads to a port of the job.
 type Publish struct {
-	Address netip.Addr // of the host; the zero Addr for all of them
-	New     uint16     // on the host; 0 for any free one
-	Old     uint16     // in the job
-	UDP     bool       // rather than TCP
+	Address netip.Addr `json:"address"` // of the host; the zero Addr for all of them
+	New     uint16     `json:"new"`     // on the host; 0 for any free one
+	Old     uint16     `json:"old"`     // in the job
+	UDP     bool       `json:"udp"`     // rather than TCP
 }
 
 var form = regexp.MustCompile(`^(?:(.+):)?([0-9]+):([0-9]+)(?:/(tcp|udp))?$`)
