@@ -73,6 +73,7 @@ was not found, 126 if it cannot be executed, and 125 if cucriu itself has failed
 
 With --image a new job is started from a checkpoint of another long job, which is not
 touched and may be running: so a server that is slow to load can be started many times.
+An image of cucriu dump serves, too, while what its job was writing is unchanged.
 The new job has pids, a network and checkpoints of its own, and copies of the directories
 in which the image was writing; it shares all other files with the host.
 

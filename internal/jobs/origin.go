@@ -29,6 +29,7 @@ import (
 	"cucriu/internal/kit/first"
 	"cucriu/internal/kit/guest"
 	"cucriu/internal/kit/proc"
+	"cucriu/internal/kit/quote"
 	"cucriu/internal/kit/twice"
 	"cucriu/internal/kit/units"
 )
@@ -38,9 +39,9 @@ import (
 // which that job was writing.
 type origin struct {
 	Asked string `json:"asked"` // as the user named it
-	Path  string `json:"path"`  // of the image, a checkpoint of a long job
+	Path  string `json:"path"`  // of the image, a checkpoint of a long job or the image of a dump
 	ID    string `json:"id"`    // see [image.Image.ID]
-	// Dir is the directory that the job of the image had, as it saw it.
+	// Dir is the directory that the job of the image had, as it saw it; "" if it was no long job.
 	Dir        string   `json:"dir"`
 	PrivateTmp bool     `json:"private_tmp,omitempty"`
 	Private    []string `json:"private,omitempty"` // directories; the copy of number n is in D/private/n
@@ -78,13 +79,16 @@ func recordFrom(o Options) (record, error) {
 		return record{}, &ImageError{o.Image, err}
 	}
 	c, from, err := readOrigin(path)
-	if err == nil && (isBelow(o.Dir, from.Dir) || isBelow(from.Dir, o.Dir)) {
+	if err == nil && from.Dir != "" && (isBelow(o.Dir, from.Dir) || isBelow(from.Dir, o.Dir)) {
 		err = fault.New(fmt.Sprintf("the job sees its directory at %s, and %s cannot be there, too", from.Dir, o.Dir),
 			"name a --dir elsewhere")
 	}
 	if err == nil {
+		err = checkUnchanged(c, func(path string) string { return path })
+	}
+	if err == nil {
 		from.Asked = o.Image
-		from.Private, err = privateDirs(path, from.Dir, o)
+		from.Private, err = privateDirs(c, from.Dir, o)
 	}
 	if err != nil {
 		return record{}, &ImageError{path, err}
@@ -138,13 +142,12 @@ func ownerOf(image string) (dir string, of record) {
 
 // readOrigin reads what an image is that jobs can be started from.
 func readOrigin(path string) (c store.Checkpoint, from origin, err error) {
-	c, err = store.Read(path)
-	if _, statErr := os.Stat(path); statErr == nil && errors.Is(err, fs.ErrNotExist) {
-		return c, from, fault.New("it is not a checkpoint of a long job: only those hold all files that a job needs",
-			"run the job with cucriu run --dir, and name that directory")
-	}
+	c, err = store.ReadImage(path)
 	if err != nil {
 		return c, from, err
+	}
+	if c.IsDump() {
+		return c, origin{Path: path, ID: c.Image().ID()}, nil
 	}
 	_, trees, err := files.Written(path)
 	if err != nil {
@@ -169,12 +172,12 @@ func readOrigin(path string) (c store.Checkpoint, from origin, err error) {
 
 // privateDirs lists the directories of which a job needs copies: those of the files that the image was writing and of its
 // UNIX sockets, and what the user names. A directory in another one of them is part of that.
-func privateDirs(image, jobDir string, o Options) ([]string, error) {
-	written, trees, err := files.Written(image)
+func privateDirs(c store.Checkpoint, jobDir string, o Options) ([]string, error) {
+	written, trees, err := writtenIn(c)
 	if err != nil {
 		return nil, err
 	}
-	sockets, err := criuimage.BoundSockets(image)
+	sockets, err := criuimage.BoundSockets(c.Dir)
 	if err != nil {
 		return nil, err
 	}
@@ -195,12 +198,12 @@ func privateDirs(image, jobDir string, o Options) ([]string, error) {
 	slices.Sort(dirs)
 	var all []string
 	for _, dir := range dirs {
-		isIn := func(of string) bool { return isBelow(dir, of) }
+		isIn := func(of string) bool { return of != "" && isBelow(dir, of) }
 		if isIn(jobDir) || slices.ContainsFunc(append(trees, all...), isIn) {
 			continue
 		}
 		for _, other := range []string{o.Dir, jobDir} {
-			if isBelow(other, dir) {
+			if other != "" && isBelow(other, dir) {
 				return nil, fault.New(fmt.Sprintf("each job from the image gets a copy of %s, and %s is in it", dir, other),
 					"let the job write in a directory of its own; name a --dir elsewhere")
 			}
@@ -208,6 +211,45 @@ func privateDirs(image, jobDir string, o Options) ([]string, error) {
 		all = append(all, dir)
 	}
 	return all, nil
+}
+
+// writtenIn lists the files that the job of an image was writing, and the directories of its own that the image has.
+func writtenIn(c store.Checkpoint) (written, trees []string, err error) {
+	if !c.IsDump() {
+		return files.Written(c.Dir)
+	}
+	all, err := criuimage.Files(c.Dir)
+	for _, f := range all {
+		if f.Written {
+			written = append(written, f.Path)
+		}
+	}
+	return written, nil, err
+}
+
+// checkUnchanged fails if an image does not hold the files that its job was writing, and these have changed since. at
+// says where a file is.
+func checkUnchanged(c store.Checkpoint, at func(path string) string) error {
+	if !c.IsDump() {
+		return nil
+	}
+	all, err := criuimage.Files(c.Dir)
+	if err != nil {
+		return err
+	}
+	var changed []string
+	for _, f := range all {
+		info, err := os.Lstat(at(f.Path))
+		isSame := err == nil && info.Size() == f.Size && !info.ModTime().After(c.CreatedAt)
+		if isBelow(f.Path, shm) || f.Written && !isSame {
+			changed = append(changed, quote.Name(f.Path))
+		}
+	}
+	if len(changed) == 0 {
+		return nil
+	}
+	return fault.New("image-incomplete: it does not hold the files that its job was writing, and of these it is not shown "+
+		"that they are unchanged: "+units.List(changed, 8), "run the job with cucriu run --dir: its checkpoints hold these files")
 }
 
 // isBelow reports whether a path is that of a directory, or of what is in it.
@@ -223,12 +265,14 @@ func (from *origin) shown(dir string) (shown []sandbox.Shown, err error) {
 	if err != nil {
 		return nil, err
 	}
-	at, err := filepath.EvalSymlinks(from.Dir)
-	if err != nil {
-		return nil, err
-	}
-	if dir = own; at != own {
-		shown = append(shown, sandbox.Shown{Dir: own, At: at})
+	if dir = own; from.Dir != "" {
+		at, err := filepath.EvalSymlinks(from.Dir)
+		if err != nil {
+			return nil, err
+		}
+		if at != own {
+			shown = append(shown, sandbox.Shown{Dir: own, At: at})
+		}
 	}
 	for n, at := range from.Private {
 		shown = append(shown, sandbox.Shown{Dir: filepath.Join(dir, privateDir, strconv.Itoa(n)), At: at})
@@ -281,6 +325,9 @@ func (s *starter) startFromImage(ctx context.Context) error {
 	}
 	copies, err := s.layOut(ctx, c)
 	if err == nil {
+		err = checkUnchanged(c, s.record.hostPath)
+	}
+	if err == nil {
 		err = failpoint.Hit(ctx, "image.laid-out", 0)
 	}
 	if ctx.Err() != nil { // the job is not to be started any more, and the image is no reason
@@ -297,8 +344,11 @@ func (s *starter) startFromImage(ctx context.Context) error {
 		return fmt.Errorf("%s could not be started from image %s: %w", s.record.Name, from.Path, err)
 	}
 	s.tell(Event{Event: EventStarted, Message: fmt.Sprintf("%s: from image %s of %s", s.record.Name, from.Path, age(c))})
-	own := strings.Join(append([]string{shm, from.Dir}, from.Private...), ", ")
-	s.inform("the job has files of its own in " + own + "; it shares all others with the host")
+	own := append([]string{shm}, from.Private...)
+	if from.Dir != "" {
+		own = append(own, from.Dir)
+	}
+	s.inform("the job has files of its own in " + strings.Join(own, ", ") + "; it shares all others with the host")
 	return s.openRoot()
 }
 
@@ -308,7 +358,7 @@ func (s *starter) layOut(ctx context.Context, c store.Checkpoint) (fresh bool, e
 	from, private := s.record.Image, filepath.Join(s.Dir, privateDir)
 	ownerDir, owner := ownerOf(from.Path)
 	owner.Dir = ownerDir
-	for _, dir := range []string{filepath.Join(s.Dir, shownImage), from.Dir} {
+	for _, dir := range []string{filepath.Join(s.Dir, shownImage), cmp.Or(from.Dir, s.Dir)} {
 		if err := os.MkdirAll(dir, 0o700); err != nil {
 			return false, err
 		}

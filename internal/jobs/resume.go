@@ -201,8 +201,12 @@ func (s *starter) restore(ctx context.Context, c store.Checkpoint, image sandbox
 	if err := g.Require(len(c.GPUs)); err != nil {
 		return preflight.AsRefusal(err)
 	}
-	clocks := &sandbox.Clocks{Monotonic: time.Duration(c.Clocks.Monotonic), Boottime: time.Duration(c.Clocks.Boottime)}
-	spec := sandbox.Spec{Clocks: clocks, FirstPID: first, Root: c.RootPID}
+	spec := sandbox.Spec{FirstPID: first, Root: c.RootPID}
+	if !c.IsDump() { // whose processes had the clocks of their host
+		spec.Clocks = &sandbox.Clocks{
+			Monotonic: time.Duration(c.Clocks.Monotonic), Boottime: time.Duration(c.Clocks.Boottime),
+		}
+	}
 	if image.Dir != "" {
 		spec.Shown = []sandbox.Shown{image}
 	}
@@ -211,6 +215,7 @@ func (s *starter) restore(ctx context.Context, c store.Checkpoint, image sandbox
 	}
 	restore := inside.Request{
 		Op: inside.Restore, Images: image.At, Undo: s.undoFile(), Output: s.seenOutput(), Copies: copies,
+		Dumped: c.IsDump(),
 	}
 	over := s.killPatiently(ctx)
 	a, err := s.ask(ctx, restore)

@@ -182,7 +182,7 @@ func (c *Container) Checkpoint(args ...string) {
 // TryCheckpoint checkpoints the container into its image folder.
 func (c *Container) TryCheckpoint(args ...string) CriuRun {
 	c.host.t.Helper()
-	return c.criuRun("dump", append(append([]string{"checkpoint", "--image-path", c.images(), "--work-path", c.images()}, args...), c.id)...)
+	return c.criuRun("dump", append(append([]string{"checkpoint", "--image-path", c.Images(), "--work-path", c.Images()}, args...), c.id)...)
 }
 
 // Restore restores the container from its image folder and fails the test if that does not
@@ -199,22 +199,23 @@ func (c *Container) Restore() {
 // TryRestore restores the container from its image folder.
 func (c *Container) TryRestore() CriuRun {
 	c.host.t.Helper()
-	return c.criuRun("restore", "restore", "--detach", "--bundle", c.bundle, "--image-path", c.images(), "--work-path", c.images(), c.id)
+	return c.criuRun("restore", "restore", "--detach", "--bundle", c.bundle, "--image-path", c.Images(), "--work-path", c.Images(), c.id)
 }
 
 func (c *Container) criuRun(log string, args ...string) CriuRun {
 	c.host.t.Helper()
-	return c.host.run(log, c.images(), c.command(args...))
+	return c.host.run(log, c.Images(), c.command(args...))
 }
 
 // CaughtWriting reports whether the image was made while the job was writing one of its
 // files. Such an image cannot be restored once the job has gone on and renamed that file.
 func (c *Container) CaughtWriting() bool {
 	c.host.t.Helper()
-	return CaughtWriting(c.host.t, c.images())
+	return CaughtWriting(c.host.t, c.Images())
 }
 
-func (c *Container) images() string { return filepath.Join(c.bundle, "images") }
+// Images is where the container's checkpoint is.
+func (c *Container) Images() string { return filepath.Join(c.bundle, "images") }
 
 // Pause freezes the container's control group, as an engine would. It tries again if runc
 // gives up, as runc sometimes does on cgroup v1 when the machine is busy.

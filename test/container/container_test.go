@@ -135,6 +135,10 @@ func TestAContainerOfSeveralProcessesIsRestored(t *testing.T) {
 		pauseIf(container, paused)
 		container.Checkpoint()
 		container.Delete()
+		out, err := host.Cucriu("run", "--dir", filepath.Join(t.TempDir(), "D"), "--image", container.Images())
+		if err == nil || !strings.Contains(out, "namespace") || !strings.Contains(out, "runc restore") {
+			t.Errorf("a job from the image of a container: %v\n%s", err, out)
+		}
 		container.Restore()
 		wantAsFound(t, container, false)
 	})

@@ -106,7 +106,8 @@ func (r row) run(t *testing.T, number int, results string) {
 			c := &cell{row: r, fault: f, world: w, t: t}
 			cells[f] = c.run()
 			if expected := page[r.name][f]; cells[f] != expected && !updating() {
-				t.Errorf("%s; docs/fault-matrix.md has: %s (if that is wrong: CUCRIU_UPDATE=1 go test ./test/faults)", cells[f], expected)
+				t.Errorf("%s; docs/fault-matrix.md has: %s (if that is wrong: CUCRIU_UPDATE=1 go test ./test/faults)",
+					cells[f], expected)
 				c.explain()
 			}
 		})

@@ -250,11 +250,13 @@ func restore(ctx context.Context, hook *hooks.Hook, criu string, r Request) (a A
 	if err != nil && !errors.Is(err, os.ErrNotExist) {
 		return a, preflight.AsRefusal(err)
 	}
-	if a.Changes, err = files.PutBack(ctx, r.Images, files.PutBackOptions{
-		Undo:   r.Undo,
-		Except: "/" + of.Output, Copies: r.Copies,
-	}); err != nil {
-		return a, preflight.AsRefusal(err)
+	if !r.Dumped {
+		if a.Changes, err = files.PutBack(ctx, r.Images, files.PutBackOptions{
+			Undo:   r.Undo,
+			Except: "/" + of.Output, Copies: r.Copies,
+		}); err != nil {
+			return a, preflight.AsRefusal(err)
+		}
 	}
 	if r.Undo.InSpare() {
 		hook.Log.Warn("the job's disk is full: if the host goes down before the job runs, this restore's changes to the job's files are not undone")

@@ -66,6 +66,8 @@ type Request struct {
 	Undo files.UndoFile `json:"undo"`
 	// Copies says that a restore changes files that are fresh copies.
 	Copies bool `json:"copies,omitempty"`
+	// Dumped says that the image is that of a dump, which holds no files of the job.
+	Dumped bool `json:"dumped,omitempty"`
 	// End says that a dump ends the job once its image is complete.
 	End bool `json:"end,omitempty"`
 	// WaitAll says that a dump of what the command has left when it ended is of use.

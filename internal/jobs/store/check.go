@@ -102,6 +102,9 @@ func Read(dir string) (Checkpoint, error) {
 
 // Image is the image that the checkpoint is. To verify it marks nothing.
 func (c Checkpoint) Image() *image.Image {
+	if c.IsDump() {
+		return c.dumped
+	}
 	compare := func(ctx context.Context, workers int, read func(bytes int)) error {
 		return check(ctx, c, workers, read)
 	}
@@ -113,6 +116,9 @@ func (c Checkpoint) Image() *image.Image {
 func check(ctx context.Context, c Checkpoint, workers int, read func(bytes int)) error {
 	if c.Err != nil {
 		return c.Err
+	}
+	if c.IsDump() {
+		return c.dumped.Check(ctx)
 	}
 	root, err := os.OpenRoot(c.Dir)
 	if err != nil {

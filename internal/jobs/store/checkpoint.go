@@ -63,7 +63,8 @@ type Checkpoint struct {
 	Warnings   []string
 	Err        error // why it cannot be used; the rest is zero then, except Name and Dir
 
-	sum uint32 // of its record
+	sum    uint32       // of its record
+	dumped *image.Image // of a dump; nil if it is a checkpoint of a long job
 }
 
 var checkpointName = regexp.MustCompile(`^[0-9]{6,18}$`)

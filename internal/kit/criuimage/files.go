@@ -18,6 +18,8 @@ type File struct {
 	Path string
 	Mode uint32 // with its kind; 0 if criu does not compare it
 	Size int64  // -1 if criu does not compare it
+	// Written says that it is a regular file which the job has open for writing.
+	Written bool
 	// AtEnd says that the job writes to it, and did so at its end when it was dumped.
 	AtEnd bool
 }
@@ -58,6 +60,7 @@ func Files(dir string) ([]File, error) {
 		}
 		if f.GetFlags()&unix.O_ACCMODE != unix.O_RDONLY {
 			elsewhere[of.Path] = elsewhere[of.Path] || f.GetFlags()&unix.O_APPEND == 0 && f.GetPos() != f.GetSize()
+			of.Written = of.Mode == 0 || of.Mode&unix.S_IFMT == unix.S_IFREG
 			of.AtEnd = !elsewhere[of.Path]
 		}
 	}
