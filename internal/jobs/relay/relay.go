@@ -15,7 +15,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"cucriu/internal/kit/fault"
-	"cucriu/internal/kit/proc"
+	"cucriu/internal/kit/netns"
 )
 
 const (
@@ -33,7 +33,7 @@ type Relay struct {
 
 	closed      context.Context // ends every connection
 	close       context.CancelFunc
-	inside      namespace
+	inside      *netns.Namespace
 	tasks       sync.WaitGroup
 	connections chan struct{} // has an element for each
 	maxSenders  int           // of a port
@@ -100,10 +100,10 @@ func (r *Relay) Published() []Publish { return slices.Clone(r.published) }
 // job has sent last.
 func (r *Relay) Serve(ctx context.Context, namespace *os.File) (err error) {
 	defer r.Close()
-	if r.inside, err = enter(namespace); err != nil {
+	if r.inside, err = netns.Enter(namespace); err != nil {
 		return err
 	}
-	defer close(r.inside)
+	defer r.inside.Close()
 	defer context.AfterFunc(ctx, func() { r.end(grace) })()
 	for i, p := range r.published {
 		switch listener := r.listeners[i].(type) {
@@ -125,63 +125,4 @@ func (r *Relay) end(after time.Duration) {
 		_ = listener.Close()
 	}
 	time.AfterFunc(after, r.close)
-}
-
-// namespace is an OS thread in a network namespace. It does what it is given, until the channel is closed.
-type namespace chan func()
-
-func enter(file *os.File) (namespace, error) {
-	n, entered := make(namespace), make(chan error)
-	go proc.OnOwnThread(func() {
-		err := proc.Use(file, func(fd int) error { return unix.Setns(fd, unix.CLONE_NEWNET) })
-		if entered <- err; err != nil {
-			return
-		}
-		for do := range n {
-			do()
-		}
-	})
-	if err := <-entered; err != nil {
-		return nil, fmt.Errorf("enter the job's network namespace: %w", err)
-	}
-	return n, nil
-}
-
-// dial connects to a port of the loopback interface. The thread does not wait for that.
-func (n namespace) dial(ctx context.Context, family, kind int, port uint16) (net.Conn, error) {
-	var socket int
-	var err error
-	made := make(chan struct{})
-	n <- func() {
-		socket, err = unix.Socket(family, kind|unix.SOCK_NONBLOCK|unix.SOCK_CLOEXEC, 0)
-		close(made)
-	}
-	if <-made; err != nil {
-		return nil, err
-	}
-	var address unix.Sockaddr = &unix.SockaddrInet4{Port: int(port), Addr: [4]byte{127, 0, 0, 1}}
-	if family == unix.AF_INET6 {
-		address = &unix.SockaddrInet6{Port: int(port), Addr: [16]byte{15: 1}}
-	}
-	file := os.NewFile(uintptr(socket), "socket")
-	defer file.Close() // FileConn duplicates it
-	defer context.AfterFunc(ctx, func() { _ = file.SetWriteDeadline(time.Now()) })()
-	raw, err := file.SyscallConn()
-	if err != nil {
-		return nil, err
-	}
-	waitErr := raw.Write(func(fd uintptr) bool { // called again when there is a result, which connect then returns
-		err = unix.Connect(int(fd), address)
-		return err != unix.EINPROGRESS && err != unix.EALREADY
-	})
-	if err := errors.Join(waitErr, err); err != nil {
-		return nil, err
-	}
-	conn, err := net.FileConn(file)
-	if err == nil && conn.LocalAddr().String() == conn.RemoteAddr().String() {
-		// Nothing listens, and the kernel happened to choose this port for our end: TCP connects to itself then.
-		conn.Close()
-		err = unix.ECONNREFUSED
-	}
-	return conn, err
 }

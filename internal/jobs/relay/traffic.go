@@ -16,6 +16,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"cucriu/internal/kit/netns"
 	"cucriu/internal/kit/proc"
 )
 
@@ -43,11 +44,14 @@ func (r *Relay) accept(listener *net.TCPListener, port uint16) {
 
 func (r *Relay) connect(peer *net.TCPConn, port uint16) {
 	defer reset(peer) // as a closed port does; after Close it does nothing
-	conn, err := r.inside.dial(r.closed, unix.AF_INET, unix.SOCK_STREAM, port)
-	if err != nil {
-		conn, err = r.inside.dial(r.closed, unix.AF_INET6, unix.SOCK_STREAM, port)
+	var conn net.Conn
+	for _, address := range netns.Loopback(port) {
+		if c, err := r.inside.Dial(r.closed, unix.SOCK_STREAM, address); err == nil {
+			conn = c
+			break
+		}
 	}
-	if err != nil {
+	if conn == nil {
 		return
 	}
 	job := conn.(*net.TCPConn)
@@ -158,8 +162,8 @@ func (r *Relay) use(s *sender) {
 
 // admit passes the first datagram of a flow, if the job takes it.
 func (r *Relay) admit(port uint16, data []byte) *sender {
-	for _, family := range []int{unix.AF_INET, unix.AF_INET6} {
-		conn, err := r.inside.dial(r.closed, family, unix.SOCK_DGRAM, port)
+	for _, address := range netns.Loopback(port) {
+		conn, err := r.inside.Dial(r.closed, unix.SOCK_DGRAM, address)
 		if err != nil {
 			continue
 		}

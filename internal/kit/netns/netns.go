@@ -1,4 +1,4 @@
-// Package netns prepares network namespaces that were just made. It knows no process and no job.
+// Package netns prepares network namespaces that were just made, and connects to what is in others. It knows no job.
 package netns
 
 import (
