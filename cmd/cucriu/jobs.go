@@ -17,6 +17,7 @@ import (
 	"cucriu/hooks/preflight"
 	"cucriu/internal/jobs"
 	"cucriu/internal/jobs/life"
+	"cucriu/internal/jobs/ready"
 	"cucriu/internal/jobs/store"
 	"cucriu/internal/kit/units"
 )
@@ -156,7 +157,11 @@ func askCommands() []*cobra.Command {
 		askCommand(life.AskCheckpoint, "Make a checkpoint of a long job now", `Make a checkpoint of a long job now, and wait until it is in the job's directory.
 
 If one is already in progress, this one follows it. If the command is interrupted,
-the checkpoint that has begun is still completed.`),
+the checkpoint that has begun is still completed.
+
+With --when it is made once the job is ready: the condition is looked at again and
+again, without an end unless --timeout is given. The connection of a look is closed
+before. If the job ends first, the exit status is 5; after --timeout it is 1.`),
 		askCommand(life.AskPause, "Pause a long job, and free its GPUs", `Pause a long job, with its GPU memory moved into host memory, so that others can
 use its GPUs. A job without CUDA is only stopped.
 
@@ -175,24 +180,41 @@ end it anyway, send SIGTERM to its cucriu run.`),
 }
 
 func askCommand(op life.Op, short, long string) *cobra.Command {
+	r := jobs.Request{Op: op}
 	cmd := &cobra.Command{
 		Use: string(op) + " DIR|NAME", Short: short, Long: long, SuggestFor: map[life.Op][]string{life.AskStop: {"kill"}}[op],
 		Example:           fmt.Sprintf("  cucriu jobs %s train\n  cucriu jobs %s /var/lib/jobs/train", op, op),
 		Args:              jobArgument(0, 0),
 		ValidArgsFunction: completeJob(false),
 		RunE: func(cmd *cobra.Command, args []string) error {
+			switch {
+			case r.When == "" && r.Timeout != 0:
+				return usageError{errors.New("--timeout applies only with --when")}
+			case r.When != "":
+				r.Op = life.AskWhen
+			}
 			hook, job, err := findJob(args[0])
 			if err != nil {
 				return err
 			}
 			p := newProgress(cmd)
-			answer, err := jobs.Ask(cmd.Context(), hook.Config.RunDir, job, jobs.Request{Op: op}, p.expect)
+			answer, err := jobs.Ask(cmd.Context(), hook.Config.RunDir, job, r, p.expect)
 			p.stop()
 			if err != nil {
 				return err
 			}
 			return warned(show(cmd, answer, func(out io.Writer) { fmt.Fprintln(out, answer.Message) }))
 		},
+	}
+	if op == life.AskCheckpoint {
+		cmd.Use += " [--when CONDITION]"
+		cmd.Example += "\n  cucriu jobs checkpoint server --when http://localhost:8000/health --timeout 5m"
+		cmd.Flags().Var(&value{kind: "condition", set: func(text string) error {
+			r.When = text
+			_, err := ready.Parse(text)
+			return err
+		}}, "when", "wait until this is met: "+ready.Help)
+		timeoutFlag(cmd, &r.Timeout, "timeout", "how long to wait for --when (default: as long as it takes)")
 	}
 	jsonFlag(cmd)
 	return cmd

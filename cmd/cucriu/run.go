@@ -22,6 +22,7 @@ import (
 	"cucriu/hooks/preflight"
 	"cucriu/internal/jobs"
 	"cucriu/internal/jobs/job"
+	"cucriu/internal/jobs/ready"
 	"cucriu/internal/jobs/relay"
 	"cucriu/internal/kit/fault"
 	"cucriu/internal/kit/logging"
@@ -239,6 +240,12 @@ func addLongFlags(cmd *cobra.Command, o *jobs.Options) (check func(args []string
 	flags.StringArrayVar(&o.NotSaved, "not-saved", nil, "leave this file of the job as it is when the job is resumed from a checkpoint; may be repeated")
 	o.Every = 30 * time.Minute
 	flags.Var((*interval)(&o.Every), "every", "time between checkpoints; never disables scheduled checkpoints")
+	flags.Var(&value{kind: "condition", set: func(text string) (err error) {
+		if o.CheckpointWhen = (ready.Condition{}); text != "" {
+			o.CheckpointWhen, err = ready.Parse(text)
+		}
+		return err
+	}}, "checkpoint-when", "make the first checkpoint once this is met, and none on schedule before: "+ready.Help)
 	flags.Var(&value{kind: "percent", text: "0", set: func(text string) error {
 		if o.Overhead = 0; text == "0" {
 			return nil

@@ -58,10 +58,10 @@ func (s *supervisor) do(ctx context.Context, a life.Action) {
 			_ = s.sandbox.Kill()
 		}
 	case life.Schedule:
-		s.timers.schedule(s.Every > 0, s.checkpointer.untilNext(nil))
+		s.timers.schedule(s.isScheduled(), s.checkpointer.untilNext(nil))
 		s.status.runs(s.life.Paused, s.timers.next)
 	case life.Retry:
-		s.timers.schedule(s.Every > 0, s.checkpointer.untilNext(e.err))
+		s.timers.schedule(s.isScheduled(), s.checkpointer.untilNext(e.err))
 		s.status.runs(s.life.Paused, s.timers.next)
 	case life.Show:
 		s.status.runs(s.life.Paused, s.timers.next)
@@ -125,6 +125,10 @@ func (s *supervisor) attend(ctx context.Context) {
 		go s.tellOthers(ctx, s.root, s.command)
 	}
 	s.timers.look.Reset(lookAfter)
+	if s.CheckpointWhen.String() != "" && s.status.newest() == nil {
+		s.waitsForFirst.Store(true)
+		go s.awaitFirst(s.checkpointer.housekeeping)
+	}
 }
 
 func awaitEnd(ctx context.Context, p *proc.Process) {

@@ -97,6 +97,8 @@ func Ask(ctx context.Context, runDir string, job Local, r Request, progress func
 				progress(a.Progress, a.Expected)
 			}
 			continue
+		case a.Ended:
+			return a, endedError(a.Error)
 		case a.Error != "" && a.Refused:
 			return a, preflight.AsRefusal(errors.New(a.Error))
 		case a.Error != "":

@@ -312,9 +312,14 @@ func (s *starter) makeSandbox(how func(dir, runDir string) error) error {
 	if err := os.Mkdir(runDir, 0o700); err != nil {
 		return err
 	}
+	output, err := os.Stat(s.outputPath())
+	if err != nil {
+		return err
+	}
 	if err := how(dir, runDir); err != nil {
 		return err
 	}
+	s.status.note(func(l *Local) { l.OutputFrom = output.Size() })
 	s.noteSandbox()
 	return nil
 }

@@ -214,13 +214,14 @@ func (s *checkpointer) checkpointBy(ctx context.Context, base, reason string, en
 		defer s.killStuck(made)()
 	}
 	expected, _ := s.costs.expected()
-	letGo := s.hold()
+	resumeProbes, letGo := s.probes.cut(), s.hold()
 	a, err := s.ask(ctx, inside.Request{
 		Op: inside.Dump, Images: images, Root: of.Root, NoTerminal: s.sandbox.IsAdopted(),
 		End: end, WaitAll: s.waitAll, Base: s.base(end), VerifyUnchanged: s.VerifyUnchanged,
 		Files: s.files(), Staged: of, Expected: expected.total,
 	})
 	letGo()
+	resumeProbes()
 	if err != nil {
 		// The image has its name before the job is ended, and one that is not complete may hold
 		// what the job must be restored from.
@@ -435,6 +436,7 @@ func memoryStage(runDir string) string { return filepath.Join(runDir, "stage") }
 
 const (
 	retryFirst = 5 * time.Second  // how soon a checkpoint is tried again that could not be made
+	maxRetries = 10               // after which the time until the next one stays as it is
 	leastEvery = 10 * time.Second // the shortest interval that Overhead chooses
 	jitter     = 0.05             // so that many jobs do not write at the same time
 )
@@ -480,7 +482,7 @@ func (s *checkpointer) untilNext(err error) time.Duration {
 		return interval + time.Duration((2*rand.Float64()-1)*jitter*float64(interval))
 	}
 	s.failures++
-	return min(interval, retryFirst<<min(s.failures-1, 10))
+	return min(interval, retryFirst<<min(s.failures-1, maxRetries))
 }
 
 // exceedsMaxPause reports whether the job would be paused for longer than it may.

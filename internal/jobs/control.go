@@ -12,6 +12,7 @@ import (
 	"sync"
 	"time"
 
+	"cucriu/hooks"
 	"cucriu/hooks/preflight"
 	"cucriu/internal/jobs/life"
 	"cucriu/internal/jobs/sandbox"
@@ -29,6 +30,9 @@ const socketName = "control.sock"
 type Request struct {
 	Op    life.Op      `json:"op"`
 	Prune store.Policy `json:"prune,omitzero"`
+	// When and Timeout are for how long a checkpoint waits: see [ready.Parse]. 0 is no limit.
+	When    string        `json:"when,omitempty"`
+	Timeout time.Duration `json:"timeout_ns,omitempty"`
 }
 
 // Answer is what it answers.
@@ -43,6 +47,8 @@ type Answer struct {
 	Error      string        `json:"error,omitempty"`
 	// Refused says that nothing was touched.
 	Refused bool `json:"refused,omitempty"`
+	// Ended says that the job has ended before it was ready.
+	Ended bool `json:"ended,omitempty"`
 }
 
 // asked is a request that waits for its answer.
@@ -67,7 +73,7 @@ func (a *asked) send(answer Answer) {
 // answer ends the request.
 func (a *asked) answer(answer Answer, err error) {
 	if err != nil {
-		answer.Error, answer.Refused = err.Error(), preflight.Refused(err)
+		answer.Error, answer.Refused, answer.Ended = err.Error(), preflight.Refused(err), errors.Is(err, hooks.ErrEnded)
 	}
 	a.send(answer)
 	close(a.ended)
@@ -137,6 +143,13 @@ func (c *control) serve(conn net.Conn) {
 	if err := c.refuseInside(a); err != nil {
 		a.answer(Answer{}, err)
 		return
+	}
+	if a.Op == life.AskWhen {
+		if err := c.serveWhen(ctx, a); err != nil {
+			a.answer(Answer{}, err)
+			return
+		}
+		a.Op = life.AskCheckpoint
 	}
 	if text := c.status.underWay(); text != "" {
 		a.say(text+"; this waits for it", 0)

@@ -37,7 +37,8 @@ type core struct {
 	fileSize *unix.Rlimit
 	tail     *follower
 	relay    *relay.Relay // nil if no port is published
-	staged   string       // where the last image of the job is, if it could not be made a checkpoint
+	probes   *probes
+	staged   string // where the last image of the job is, if it could not be made a checkpoint
 
 	isNew     bool // the record was made by this run
 	withdrawn bool // the job was refused before it ever ran
@@ -67,7 +68,7 @@ func (s *core) publishPorts() error {
 func newCore(hook *hooks.Hook, o Options) *core {
 	r := &reporter{dir: o.Dir, messages: o.Messages, quiet: o.Quiet}
 	in := &instance{reporter: r, criu: o.Criu, waitAll: o.WaitAll, held: new(held)}
-	return &core{Options: o, reporter: r, instance: in, hook: hook}
+	return &core{Options: o, reporter: r, instance: in, hook: hook, probes: newProbes()}
 }
 
 func (s *core) outputPath() string { return filepath.Join(s.Dir, OutputLog) }

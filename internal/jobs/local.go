@@ -71,6 +71,8 @@ type Local struct {
 	Init *proc.Ident `json:"init,omitempty"`
 	// Command is the process of the job's command.
 	Command *proc.Ident `json:"command,omitempty"`
+	// OutputFrom is how large the file with the job's output was when that was started or resumed here.
+	OutputFrom int64 `json:"output_from,omitempty"`
 	// Checkpoint is the newest one.
 	Checkpoint *Made `json:"checkpoint,omitempty"`
 	// Trial is the last trial restore of one.
@@ -360,6 +362,13 @@ func (f *statusFile) noteEvent(e Event) {
 func (f *statusFile) begin(folder string, l Local) error {
 	f.folder = folder
 	return f.write(func(now *Local) { *now = l })
+}
+
+// known is what the host knows of the job.
+func (f *statusFile) known() Local {
+	f.mutex.Lock()
+	defer f.mutex.Unlock()
+	return f.now
 }
 
 // newest is the newest checkpoint; nil if there is none.

@@ -6,6 +6,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"cucriu/internal/jobs/ready"
 	"cucriu/internal/jobs/relay"
 	"cucriu/internal/kit/pages"
 )
@@ -35,6 +36,8 @@ type Options struct {
 	// Overhead is for which part of its time the job may be paused for checkpoints, once
 	// their cost is known; 0 leaves it at Every.
 	Overhead float64
+	// CheckpointWhen is when the first checkpoint is made; the zero Condition is on schedule.
+	CheckpointWhen ready.Condition
 	// MaxPause leaves out a checkpoint for which the job would probably be paused for longer;
 	// 0 is no limit.
 	MaxPause time.Duration

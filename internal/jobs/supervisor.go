@@ -10,6 +10,7 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"sync/atomic"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -42,6 +43,9 @@ type supervisor struct {
 	told    unix.Signal   // the one that said that the job is to leave, or not to come
 	asking  unix.Signal   // the last one of --preempt
 	askedAt time.Time     // when that came
+
+	ready         chan struct{} // gets when the first checkpoint is to be made
+	waitsForFirst atomic.Bool   // until the job is ready for that
 
 	timers  timers
 	ended   chan time.Time // gets when the job's command, or its root process, has ended; nil if that is known
@@ -123,7 +127,10 @@ func Run(ctx context.Context, hook *hooks.Hook, o Options, signals *job.Signals)
 		return 0, err
 	}
 	c.fileSize = &fileSize
-	s := &supervisor{core: c, starter: starter{lease: l}, checkpointer: checkpointer{core: c}, control: control{core: c}, signals: signals.Take()}
+	s := &supervisor{
+		core: c, starter: starter{lease: l}, checkpointer: checkpointer{core: c}, control: control{core: c},
+		signals: signals.Take(), ready: make(chan struct{}),
+	}
 	defer func() { s.control.end(err) }()
 	if c.store, err = store.Open(o.Dir, store.OpenOptions{Takeover: o.Takeover, Codec: o.Compress, Log: c.hook.Log}); err != nil {
 		if _, _, why := unreachable(c.hook.Config.RunDir, c.record.Name, o.Dir); errors.Is(err, store.ErrBusy) && why != nil {
@@ -171,7 +178,10 @@ func Run(ctx context.Context, hook *hooks.Hook, o Options, signals *job.Signals)
 			return 0, err
 		}
 	}
-	local := Local{Metrics: o.Metrics, Name: c.name, Dir: l.known.Dir, PID: os.Getpid(), State: StateBegins, Init: l.known.Init, Where: l.known.Where, Checkpoint: newestOf(all)}
+	local := Local{
+		Metrics: o.Metrics, Name: c.name, Dir: l.known.Dir, PID: os.Getpid(), State: StateBegins, Init: l.known.Init,
+		Where: l.known.Where, OutputFrom: l.known.OutputFrom, Checkpoint: newestOf(all),
+	}
 	if local.Checkpoint != nil { // of a job that runs on, until it is resumed
 		local.WorkSince = local.Checkpoint.At
 	} else if !c.isNew {
@@ -246,8 +256,9 @@ func (s *supervisor) next(ctx context.Context) event {
 		return s.signalled(sig)
 	}
 	var due, look <-chan time.Time
+	var ready chan struct{}
 	if s.life.Waits() {
-		due, look = s.timers.due.C, s.timers.look.C
+		due, look, ready = s.timers.due.C, s.timers.look.C, s.ready
 	}
 	var requests chan *asked
 	if s.life.Idle() || s.life.Phase == life.Undecided {
@@ -269,6 +280,11 @@ func (s *supervisor) next(ctx context.Context) event {
 	case <-due:
 		_, tooLong := s.checkpointer.exceedsMaxPause()
 		return event{Event: life.Event{Kind: life.Due, TooLong: tooLong}}
+	case <-ready:
+		if s.status.newest() != nil { // somebody else has asked for it meanwhile
+			return s.next(ctx)
+		}
+		return happened(life.Due)
 	case <-look:
 		return happened(life.LookDue)
 	case <-s.timers.tick.C:

@@ -70,12 +70,13 @@ type Op string
 
 // The requests. Those that it does not know are refused.
 const (
-	AskCheckpoint Op = "checkpoint" // make one now
-	AskPause      Op = "pause"      // free the GPUs, and stop
-	AskResume     Op = "resume"     // resume after a pause
-	AskStop       Op = "stop"       // leave this host, as at a preemption
-	AskMove       Op = "move"       // end here with a last checkpoint, because the job moves to another host
-	AskPrune      Op = "prune"      // remove old checkpoints
+	AskCheckpoint Op = "checkpoint"        // make one now
+	AskWhen       Op = "checkpoint --when" // the same once the job is ready; waits before it is taken
+	AskPause      Op = "pause"             // free the GPUs, and stop
+	AskResume     Op = "resume"            // resume after a pause
+	AskStop       Op = "stop"              // leave this host, as at a preemption
+	AskMove       Op = "move"              // end here with a last checkpoint, because the job moves to another host
+	AskPrune      Op = "prune"             // remove old checkpoints
 )
 
 // lastStep is the action with which a request is served.

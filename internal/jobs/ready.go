@@ -1,0 +1,134 @@
+package jobs
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"sync"
+	"time"
+
+	"cucriu/hooks"
+	"cucriu/internal/jobs/ready"
+	"cucriu/internal/kit/proc"
+	"cucriu/internal/kit/quote"
+)
+
+// probes are looks whether the job is ready. None is under way while the job is dumped: its connection would be in the
+// image.
+type probes struct {
+	sync.RWMutex                    // locked for writing while the job is dumped
+	until        context.Context    // ends the looks
+	end          context.CancelFunc // of until
+}
+
+// cut ends the looks that are under way. There are no others until over is called.
+func (p *probes) cut() (over func()) {
+	p.end()
+	p.Lock()
+	p.until, p.end = context.WithCancel(context.Background())
+	return p.Unlock
+}
+
+func (p *probes) look(ctx context.Context, met func(context.Context) error) error {
+	p.RLock()
+	defer p.RUnlock()
+	ctx, end := context.WithCancel(ctx)
+	defer end()
+	defer context.AfterFunc(p.until, end)()
+	return met(ctx)
+}
+
+func newProbes() *probes {
+	p := new(probes)
+	p.until, p.end = context.WithCancel(context.Background())
+	return p
+}
+
+// endedError says that a job has ended before it was ready.
+type endedError string
+
+func (e endedError) Error() string        { return string(e) }
+func (e endedError) Is(target error) bool { return target == hooks.ErrEnded }
+
+const (
+	readyLook = 250 * time.Millisecond
+	readySay  = 10 * time.Second
+	maxWhy    = 200 // characters of what a job answers
+)
+
+// awaitReady waits until the job that runs is ready. say is told what is lacking.
+func (s *core) awaitReady(ctx context.Context, when ready.Condition, say func(why string)) error {
+	var of *proc.Ident
+	probe := ready.Probe{Condition: when}
+	defer probe.Close()
+	why := "the job does not run yet"
+	for said := (time.Time{}); ; {
+		switch now := s.status.known(); {
+		case of != nil && (now.Init == nil || *now.Init != *of):
+			return endedError(fmt.Sprintf("%s has ended before %s was met", s.name, quote.Name(when.String())))
+		case now.Init != nil && now.State != StateBegins:
+			of, probe.Job = now.Init, ready.Job{PID: now.Init.PID, Output: s.outputPath(), From: now.OutputFrom}
+			err := s.probes.look(ctx, probe.Met)
+			if err == nil {
+				return nil
+			}
+			if ctx.Err() == nil && !errors.Is(err, context.Canceled) {
+				text := []rune(quote.Line(err.Error()))
+				why = string(text[:min(maxWhy, len(text))])
+			}
+			if time.Since(said) > readySay {
+				said = time.Now()
+				say(fmt.Sprintf("waiting for %s: %s", quote.Name(when.String()), why))
+			}
+		}
+		if err := wait(ctx, readyLook); err != nil {
+			return fmt.Errorf("%w: %s", err, why)
+		}
+	}
+}
+
+// serveWhen waits until the job is ready for what is asked.
+func (c *control) serveWhen(ctx context.Context, a *asked) error {
+	when, err := ready.Parse(a.When)
+	if err != nil {
+		return err
+	}
+	ctx, end := context.WithCancelCause(ctx)
+	defer end(nil)
+	go func() {
+		select {
+		case <-ctx.Done():
+		case <-c.over:
+			end(endedError(fmt.Sprintf("%s has ended, or is about to, before %s was met", c.name, quote.Name(a.When))))
+		}
+	}()
+	if a.Timeout > 0 {
+		late := fmt.Errorf("%s: %s was not met within --timeout %v", c.name, quote.Name(a.When), a.Timeout)
+		var over func()
+		ctx, over = context.WithTimeoutCause(ctx, a.Timeout, late)
+		defer over()
+	}
+	return c.awaitReady(ctx, when, func(why string) { a.say(why, 0) })
+}
+
+// awaitFirst has the first checkpoint of a job made once it is ready.
+func (s *supervisor) awaitFirst(ctx context.Context) {
+	defer s.waitsForFirst.Store(false)
+	var once sync.Once
+	inform := func(why string) { once.Do(func() { s.inform("the first checkpoint is " + why) }) }
+	for try := 0; s.status.newest() == nil; try++ {
+		if s.awaitReady(ctx, s.CheckpointWhen, inform) != nil {
+			return
+		}
+		select {
+		case s.ready <- struct{}{}:
+		case <-ctx.Done():
+		}
+		_ = wait(ctx, retryFirst<<min(try, maxRetries)) // for its end, or to try again
+	}
+}
+
+// isScheduled reports whether checkpoints are made on a schedule now.
+func (s *supervisor) isScheduled() bool {
+	return s.Every > 0 && !(s.waitsForFirst.Load() && s.status.newest() == nil)
+}
