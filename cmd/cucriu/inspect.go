@@ -15,15 +15,21 @@ import (
 	"cucriu/cudackpt"
 	"cucriu/hooks/image"
 	"cucriu/hooks/preflight"
+	"cucriu/internal/jobs"
 	"cucriu/internal/jobs/job"
 	"cucriu/internal/kit/criuimage"
 	"cucriu/internal/kit/imagedir"
+	"cucriu/internal/kit/quote"
+	"cucriu/internal/kit/units"
 )
 
 // inspection is what the inspect command shows.
 type inspection struct {
 	Images   criuimage.Info     `json:"images"`
 	Manifest *imagedir.Manifest `json:"manifest"` // nil: no process uses CUDA
+	// Start is what a job is that cucriu run --image starts from it; nil if that cannot be, for the reason in NoStart.
+	Start   *jobs.Start `json:"start,omitempty"`
+	NoStart string      `json:"no_start,omitempty"`
 }
 
 func inspectCommand() *cobra.Command {
@@ -67,6 +73,11 @@ image directory, are Chrome traces, which Perfetto (https://ui.perfetto.dev) ope
 			report, err := inspectImage(args[0])
 			if err != nil {
 				return preflight.AsRefusal(err)
+			}
+			if start, err := jobs.StartFrom(args[0]); err == nil {
+				report.Start = &start
+			} else {
+				report.NoStart = err.Error()
 			}
 			return show(cmd, report, func(out io.Writer) { report.write(out, uuids) })
 		},
@@ -142,6 +153,9 @@ func (r inspection) write(out io.Writer, uuids bool) {
 	if r.Manifest != nil {
 		index = indexOf(r.Manifest.GPUs())
 		fmt.Fprintf(out, "made %s with driver %s\n", r.Manifest.Created.Local().Format(time.DateTime), r.Manifest.DriverVersion)
+		if len(r.Manifest.Processes) > 0 {
+			fmt.Fprintf(out, "a restore %s\n", r.Manifest.Needs())
+		}
 		if copied, stored := r.fastLane(); copied > 0 {
 			fmt.Fprintf(out, "GPU state in files of its own, by the fast lane: %d MiB of memory in %d MiB\n", copied>>20, stored>>20)
 		}
@@ -149,6 +163,7 @@ func (r inspection) write(out io.Writer, uuids bool) {
 			cuda[process.PID] = process
 		}
 	}
+	r.writeStart(out)
 	depth := make(map[int]int)
 	fmt.Fprintln(out)
 	table := newTable("PID", "NAME", "STATE", "THREADS", "MAPPED", "IN IMAGE", "GPU MEMORY", "SAW")
@@ -166,6 +181,28 @@ func (r inspection) write(out io.Writer, uuids bool) {
 		}
 	}
 	table.write(out)
+}
+
+// writeStart says what a job is that is started from the image.
+func (r inspection) writeStart(out io.Writer) {
+	if r.Start == nil {
+		fmt.Fprintf(out, "cucriu run --image starts no job from it: %s\n", r.NoStart)
+		return
+	}
+	quoted := func(paths []string) string {
+		names := make([]string, len(paths))
+		for i, path := range paths {
+			names[i] = quote.Name(path)
+		}
+		return units.List(names, 8)
+	}
+	fmt.Fprintf(out, "cucriu run --image starts jobs from it, with files of their own in %s\n", quoted(r.Start.Own))
+	if len(r.Start.Shared) > 0 {
+		fmt.Fprintf(out, "they share with the host: %s\n", quoted(r.Start.Shared))
+	}
+	if len(r.Start.Jobs) > 0 {
+		fmt.Fprintf(out, "started from it: %s\n", quoted(r.Start.Jobs))
+	}
 }
 
 const maxDepth = 4 // to which a tree is drawn

@@ -8,6 +8,7 @@ import (
 	"cucriu/hooks/checkpoint"
 	"cucriu/hooks/image"
 	"cucriu/hooks/timeline"
+	"cucriu/internal/kit/imagedir"
 	"cucriu/internal/kit/units"
 )
 
@@ -21,6 +22,8 @@ type summary struct {
 	ImageBytes      int64           `json:"image_bytes"`
 	GPUBytes        uint64          `json:"gpu_bytes"`
 	Processes       int             `json:"cuda_processes"`
+	GPUsVisible     int             `json:"gpus_visible,omitempty"` // that a restore of the image needs
+	GPUsUsed        int             `json:"gpus_used,omitempty"`    // by the job
 	Outcome         string          `json:"outcome,omitempty"`
 	TotalSeconds    float64         `json:"total_seconds"`
 	DowntimeSeconds float64         `json:"downtime_seconds"`
@@ -43,6 +46,8 @@ func newSummary(verb string, r checkpoint.Result, err error) summary {
 	}
 	if err != nil {
 		s.Error = err.Error()
+	} else if m, err := imagedir.ReadManifest(r.ImagesDir); err == nil && verb == "dump" {
+		s.GPUsVisible, s.GPUsUsed = len(m.GPUs()), m.Used()
 	}
 	if r.Session != nil {
 		s.Outcome, s.Phases, s.Processes = string(r.Session.Outcome), r.Session.Phases.Steps(), len(r.Session.Processes)
@@ -83,6 +88,10 @@ func (s summary) String() string {
 	fmt.Fprintf(&text, "  image %s, total %s, downtime %s\n", units.Size(s.ImageBytes), seconds(s.TotalSeconds), seconds(s.DowntimeSeconds))
 	if len(s.Options) > 0 {
 		fmt.Fprintf(&text, "  with criu's %s, which this job needs\n", strings.Join(s.Options, " "))
+	}
+	if s.GPUsVisible > s.GPUsUsed {
+		fmt.Fprintf(&text, "  a restore needs %s, and the job uses %d: in cucriu run --dir, it sees only those of CUDA_VISIBLE_DEVICES\n",
+			units.Count(s.GPUsVisible, "visible GPU"), s.GPUsUsed)
 	}
 	if s.Trial != nil {
 		fmt.Fprintf(&text, "  trial restore: %v\n", s.Trial)

@@ -63,6 +63,9 @@ if there is no image, or it cannot be read here.`,
 				if !errors.As(err, new(*fault.Explained)) {
 					err = fmt.Errorf("%w: %s", err, cmp.Or(remedy, preflight.RemedyOf(preflight.FindingImage)))
 				}
+				if c, readErr := store.Read(dir); readErr == nil && len(c.Jobs) > 0 {
+					err = fmt.Errorf("%w (jobs were started from it: %s)", err, units.List(c.Jobs, 8))
+				}
 				if err = fmt.Errorf("%s: %w", dir, err); remedy != "" { // it may well be as it was written
 					err = preflight.AsRefusal(err)
 				}

@@ -252,6 +252,49 @@ func checkUnchanged(c store.Checkpoint, at func(path string) string) error {
 		"that they are unchanged: "+units.List(changed, 8), "run the job with cucriu run --dir: its checkpoints hold these files")
 }
 
+// own lists the directories in which the job has files of its own.
+func (from *origin) own() []string {
+	own := append([]string{shm}, from.Private...)
+	if from.Dir != "" {
+		own = append(own, from.Dir)
+	}
+	return own
+}
+
+// Start says what a job is that is started from an image.
+type Start struct {
+	// Own are the directories in which it has files of its own. Shared are files outside of them that the job of the image
+	// had open or mapped, and that it shares with the host.
+	Own    []string `json:"own"`
+	Shared []string `json:"shared"`
+	// Jobs are the directories of those that were started on this host, and are there.
+	Jobs []string `json:"jobs,omitempty"`
+}
+
+// StartFrom reads what a job is that is started from an image. The error says why there can be none.
+func StartFrom(image string) (Start, error) {
+	path, err := filepath.Abs(image)
+	if err != nil {
+		return Start{}, err
+	}
+	c, from, err := readOrigin(path)
+	if err == nil {
+		from.Private, err = privateDirs(c, from.Dir, Options{})
+	}
+	if err != nil {
+		return Start{}, err
+	}
+	all, err := criuimage.Files(image)
+	start := Start{Own: from.own(), Shared: []string{}, Jobs: c.Jobs}
+	for _, f := range all {
+		isIn := func(dir string) bool { return isBelow(f.Path, dir) }
+		if f.Mode&unix.S_IFMT == unix.S_IFREG && !slices.ContainsFunc(start.Own, isIn) {
+			start.Shared = append(start.Shared, f.Path)
+		}
+	}
+	return start, err
+}
+
 // isBelow reports whether a path is that of a directory, or of what is in it.
 func isBelow(path, dir string) bool {
 	rest, err := filepath.Rel(dir, path)
@@ -344,11 +387,7 @@ func (s *starter) startFromImage(ctx context.Context) error {
 		return fmt.Errorf("%s could not be started from image %s: %w", s.record.Name, from.Path, err)
 	}
 	s.tell(Event{Event: EventStarted, Message: fmt.Sprintf("%s: from image %s of %s", s.record.Name, from.Path, age(c))})
-	own := append([]string{shm}, from.Private...)
-	if from.Dir != "" {
-		own = append(own, from.Dir)
-	}
-	s.inform("the job has files of its own in " + strings.Join(own, ", ") + "; it shares all others with the host")
+	s.inform("the job has files of its own in " + strings.Join(from.own(), ", ") + "; it shares all others with the host")
 	return s.openRoot()
 }
 

@@ -230,13 +230,16 @@ func TestAnImageThatJobsWereStartedFromStays(t *testing.T) {
 		if out, err := w.host.Cucriu("jobs", "show", w.dir, "000001"); err != nil || !strings.Contains(out, "started 1 job") {
 			t.Errorf("%v\n%s", err, out)
 		}
+		image := filepath.Join(w.dir, "checkpoints", "000001")
+		if out, err := w.host.Cucriu("inspect", image); err != nil || !strings.Contains(out, "started from it: "+job.dir) {
+			t.Errorf("%v\n%s", err, out)
+		}
 		out, err := w.host.Cucriu("jobs", "rm", w.dir, "--yes")
 		if err == nil || !strings.Contains(out, job.dir) {
 			t.Errorf("%v\n%s", err, out)
 		}
 		r.kill()
 		_ = unix.Kill(job.place().Init.PID, unix.SIGKILL)
-		image := filepath.Join(w.dir, "checkpoints", "000001")
 		must(t, os.Rename(image, image+".away"))
 		job.again().ends(3, "image "+image+": it is gone")
 		must(t, os.Rename(filepath.Join(w.dir, "checkpoints", w.newest()), image))

@@ -16,12 +16,18 @@ import (
 // restored, too.
 func TestADumpStartsJobsWhileItsFilesAreUnchanged(t *testing.T) {
 	testenv.Simulated(t, func(t *testing.T) {
-		host := testenv.NewHost(t, 1)
+		host := testenv.NewHost(t, 2)
 		job := host.Start(1, "--mib", "1")
 		image := filepath.Join(t.TempDir(), "image")
-		if out, err := host.Cucriu("dump", "-t", job.Root(), "-D", image); err != nil {
-			t.Fatalf("%v\n%s", err, out)
+		says := func(text string, args ...string) {
+			t.Helper()
+			if out, err := host.Cucriu(args...); err != nil || !strings.Contains(out, text) {
+				t.Fatalf("%v; want %q\n%s", err, text, out)
+			}
 		}
+		says("a restore needs 2 visible GPUs, and the job uses 1", "dump", "-t", job.Root(), "-D", image)
+		says("needs 2 visible GPUs, and uses 1", "inspect", image)
+		says("files of their own in /dev/shm, "+job.Dirs[0]+"\n", "inspect", image)
 		before := content(t, image)
 		fresh := func() *world {
 			w := worldOn(t, host)

@@ -13,6 +13,7 @@ import (
 	"cucriu/internal/kit/pages"
 	"cucriu/internal/kit/proc"
 	"cucriu/internal/kit/records"
+	"cucriu/internal/kit/units"
 )
 
 // ManifestName is the manifest's file name in the image directory.
@@ -241,6 +242,24 @@ func (m Manifest) Validate() error {
 
 // isPrintable reports whether text is safe to show on terminals and in logs.
 func isPrintable(text string) bool { return text == proc.Printable(text) }
+
+// Used counts the GPUs on which the processes held memory.
+func (m Manifest) Used() int {
+	used := make(map[cudackpt.UUID]bool)
+	for _, p := range m.Processes {
+		for gpu, bytes := range p.MemoryBytes {
+			if bytes > 0 {
+				used[gpu] = true
+			}
+		}
+	}
+	return len(used)
+}
+
+// Needs says how many GPUs a restore needs, and how many of them the processes used.
+func (m Manifest) Needs() string {
+	return fmt.Sprintf("needs %s, and uses %d", units.Count(len(m.GPUs()), "visible GPU"), m.Used())
+}
 
 // GPUs are all GPUs that the processes could see, in the order of the first that saw each.
 func (m Manifest) GPUs() []cudackpt.GPU {
