@@ -22,6 +22,7 @@ import (
 	"cucriu/internal/jobs"
 	"cucriu/internal/jobs/store"
 	"cucriu/internal/kit/files"
+	"cucriu/internal/kit/quote"
 	"cucriu/internal/kit/units"
 )
 
@@ -89,6 +90,9 @@ func writeJobs(out io.Writer, all []jobs.Local) {
 			next = "in " + short(time.Until(l.Next))
 		}
 		table.row(l.Name, l.Describe(), pid, checkpoint, age, next, l.Dir)
+		if l.Image != "" {
+			table.below("from image " + quote.Name(l.Image))
+		}
 		switch l.State {
 		case jobs.StateUnattended:
 			table.below("run the same cucriu run command again to resume supervision")

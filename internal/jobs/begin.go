@@ -327,7 +327,11 @@ func (s *starter) makeSandbox(how func(dir, runDir string) error) error {
 // noteSandbox notes where the job runs, for the time when there is no supervisor.
 func (s *starter) noteSandbox() {
 	init := s.sandbox.Init()
-	s.status.note(func(l *Local) { l.Init = &init })
+	s.status.note(func(l *Local) {
+		if l.Init = &init; s.record.Image != nil {
+			l.Image = s.record.Image.Path
+		}
+	})
 }
 
 // setRunning records that the job runs. If that fails it is tried again at each tick: until then, the end

@@ -63,6 +63,8 @@ type Local struct {
 	State State  `json:"state"`
 	// ExitStatus is that of a job that has ended by itself.
 	ExitStatus *int `json:"exit_status,omitempty"`
+	// Image is that from which it was started; "" if it was started by its command.
+	Image string `json:"image,omitempty"`
 	// MovedTo is the host to which it has moved.
 	MovedTo string `json:"moved_to,omitempty"`
 	// Metrics is the file for Prometheus.

@@ -19,6 +19,7 @@ import (
 
 	"cucriu/hooks/preflight"
 	"cucriu/internal/jobs/inside"
+	"cucriu/internal/jobs/job"
 	"cucriu/internal/jobs/sandbox"
 	"cucriu/internal/jobs/store"
 	"cucriu/internal/kit/criuimage"
@@ -28,6 +29,7 @@ import (
 	"cucriu/internal/kit/files"
 	"cucriu/internal/kit/first"
 	"cucriu/internal/kit/guest"
+	"cucriu/internal/kit/imagedir"
 	"cucriu/internal/kit/proc"
 	"cucriu/internal/kit/quote"
 	"cucriu/internal/kit/twice"
@@ -379,6 +381,7 @@ func (s *starter) startFromImage(ctx context.Context) error {
 	if err != nil {
 		return refuse(err)
 	}
+	s.sayNeighbor(ctx, c)
 	image := sandbox.Shown{Dir: from.Path, At: filepath.Join(s.Dir, shownImage), ReadOnly: true}
 	if err := s.restore(ctx, c, image, copies); err != nil {
 		if preflight.Refused(err) {
@@ -389,6 +392,32 @@ func (s *starter) startFromImage(ctx context.Context) error {
 	s.tell(Event{Event: EventStarted, Message: fmt.Sprintf("%s: from image %s of %s", s.record.Name, from.Path, age(c))})
 	s.inform("the job has files of its own in " + strings.Join(from.own(), ", ") + "; it shares all others with the host")
 	return s.openRoot()
+}
+
+// sayNeighbor says if another program uses a GPU of a job that uses several: a checkpoint of such a job is refused.
+func (s *starter) sayNeighbor(ctx context.Context, c store.Checkpoint) {
+	m, err := imagedir.ReadManifest(c.Dir)
+	if err != nil || m.Used() < 2 {
+		return
+	}
+	g, err := job.GivenGPUs(s.hook, environment(s.Options), false)
+	if err != nil {
+		return // the start says so
+	}
+	driver, err := s.hook.OpenDriver()
+	if err != nil {
+		return
+	}
+	for _, gpu := range g.Visible {
+		pids, _ := driver.ContextsOn(ctx, gpu.UUID)
+		if len(pids) == 0 {
+			continue
+		}
+		s.say(fmt.Sprintf("%s: process %d uses GPU %v, too: that cannot interrupt the kernels of a job that was restored, "+
+			"and ends them if one waits for another GPU for some seconds: give the job GPUs of its own",
+			preflight.FindingGPUInUse, pids[0], gpu.UUID))
+		return
+	}
 }
 
 // layOut makes what the job has of its own: directories to mount on, our files, and private copies. It reports whether the

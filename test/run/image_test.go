@@ -231,6 +231,9 @@ func TestAnImageThatJobsWereStartedFromStays(t *testing.T) {
 			t.Errorf("%v\n%s", err, out)
 		}
 		image := filepath.Join(w.dir, "checkpoints", "000001")
+		if out, err := w.host.Cucriu("jobs", "list"); err != nil || !strings.Contains(out, "from image "+image) {
+			t.Errorf("%v\n%s", err, out)
+		}
 		if out, err := w.host.Cucriu("inspect", image); err != nil || !strings.Contains(out, "started from it: "+job.dir) {
 			t.Errorf("%v\n%s", err, out)
 		}

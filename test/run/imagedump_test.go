@@ -105,3 +105,31 @@ func TestADumpThatNeedsATerminalStartsNoJob(t *testing.T) {
 		refused("has no checksums")
 	})
 }
+
+// TestAJobOnSeveralGPUsIsToldOfAnotherProgramOnOneOfThem when it is started from an image.
+func TestAJobOnSeveralGPUsIsToldOfAnotherProgramOnOneOfThem(t *testing.T) {
+	testenv.Simulated(t, func(t *testing.T) {
+		host := testenv.NewHost(t, 2)
+		start := func(image string, gpus string, says bool) {
+			w := worldOn(t, host)
+			r := w.start(host.CucriuCommand("run", "--dir", w.dir, "--image", image, "--every", "0"), nil)
+			r.says("from image " + image)
+			if told := strings.Contains(r.said(), "gpu-in-use: process "); told != says {
+				t.Errorf("GPUs %s, told: %v\n%s", gpus, told, r.said())
+			}
+			r.signal(unix.SIGINT)
+			<-r.done
+		}
+		for _, gpus := range []string{"0", "0,1"} {
+			job := host.Start(1, "--mib", "1", "--gpus", gpus)
+			image := filepath.Join(t.TempDir(), "image")
+			if out, err := host.Cucriu("dump", "-t", job.Root(), "-D", image); err != nil {
+				t.Fatalf("%v\n%s", err, out)
+			}
+			start(image, gpus, false)
+			other := host.Start(1, "--mib", "1", "--gpus", "1")
+			start(image, gpus, gpus != "0")
+			other.Kill()
+		}
+	})
+}
