@@ -47,8 +47,18 @@ start() {
 answers() {
 	local answer
 	answer=$(ask "$2")
-	echo "$1: first answer after $(since "$3")"
+	echo "$1: first answer after $(since "$3"), $(steps "${1%%,*}")"
 	[[ $answer == "$expected" ]] || fail "$1 answers $answer, and the first server $expected"
+}
+
+# steps NAME: what took how long at the last start of a job, as its log has it.
+steps() {
+	python3 - "$dir/$1/events.jsonl" <<-'end'
+		import json, sys
+		last = [e for e in map(json.loads, open(sys.argv[1])) if e.get("phases")][-1]
+		parts = ", ".join(f"{p['name']} {p['seconds']:.3f}" for p in last["phases"])
+		print(f"running after {last['duration_ns'] / 1e9:.3f} s: {parts}")
+	end
 }
 
 pids=()

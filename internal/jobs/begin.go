@@ -29,6 +29,7 @@ type starter struct {
 	*lease
 	fence  sandbox.Fence
 	paused bool // the job already runs, and is paused
+	steps  steps
 }
 
 // begin brings the job to run, or finds that it has finished. told is cancelled, at the latest with ctx,

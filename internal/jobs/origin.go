@@ -356,6 +356,7 @@ func (from *origin) open() (store.Checkpoint, error) {
 func (s *starter) startFromImage(ctx context.Context) error {
 	from := s.record.Image
 	refuse := func(err error) error { return errors.Join(&ImageError{from.Path, err}, s.withdraw()) }
+	s.steps.begin()
 	c, err := from.open()
 	if err != nil {
 		return refuse(err)
@@ -381,6 +382,7 @@ func (s *starter) startFromImage(ctx context.Context) error {
 	if err != nil {
 		return refuse(err)
 	}
+	s.steps.over("lay out")
 	s.sayNeighbor(ctx, c)
 	image := sandbox.Shown{Dir: from.Path, At: filepath.Join(s.Dir, shownImage), ReadOnly: true}
 	if err := s.restore(ctx, c, image, copies); err != nil {
@@ -389,7 +391,8 @@ func (s *starter) startFromImage(ctx context.Context) error {
 		}
 		return fmt.Errorf("%s could not be started from image %s: %w", s.record.Name, from.Path, err)
 	}
-	s.tell(Event{Event: EventStarted, Message: fmt.Sprintf("%s: from image %s of %s", s.record.Name, from.Path, age(c))})
+	message := fmt.Sprintf("%s: from image %s of %s", s.record.Name, from.Path, age(c))
+	s.tell(s.steps.event(Event{Event: EventStarted, Message: message}))
 	s.inform("the job has files of its own in " + strings.Join(from.own(), ", ") + "; it shares all others with the host")
 	return s.openRoot()
 }

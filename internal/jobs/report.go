@@ -12,6 +12,7 @@ import (
 	"sync"
 	"time"
 
+	"cucriu/hooks/timeline"
 	"cucriu/internal/jobs/inside"
 	"cucriu/internal/kit/failpoint"
 	"cucriu/internal/kit/proc"
@@ -31,6 +32,8 @@ type Event struct {
 	Bytes      int64         `json:"bytes,omitempty"`
 	NewBytes   int64         `json:"new_bytes,omitempty"`
 	Status     int           `json:"status,omitempty"`
+	// Phases are the parts of a start from an image or a checkpoint, in order.
+	Phases timeline.Phases `json:"phases,omitempty"`
 
 	warns bool // people are told of it even if they want to hear of warnings and errors only
 }

@@ -17,6 +17,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"cucriu/hooks/preflight"
+	"cucriu/hooks/timeline"
 	"cucriu/internal/jobs/inside"
 	"cucriu/internal/jobs/job"
 	"cucriu/internal/jobs/sandbox"
@@ -151,12 +152,35 @@ func inTurn(all []store.Checkpoint) []store.Checkpoint {
 
 // resume restores a checkpoint in a new sandbox.
 func (s *starter) resume(ctx context.Context, c store.Checkpoint) error {
+	s.steps.begin()
 	if err := s.restore(ctx, c, sandbox.Shown{At: c.Dir}, false); err != nil {
 		return err
 	}
 	message := fmt.Sprintf("%s resumes from checkpoint %s of %s", s.record.Name, c.Name, age(c))
-	s.tell(Event{Event: EventResumed, Checkpoint: c.Name, Message: message})
+	s.tell(s.steps.event(Event{Event: EventResumed, Checkpoint: c.Name, Message: message}))
 	return s.openRoot()
+}
+
+// steps are the parts of a start, with how long each took. Those of the session within the restore follow it.
+type steps struct {
+	begun, last time.Time
+	phases      timeline.Phases
+}
+
+func (p *steps) begin() { *p = steps{begun: time.Now(), last: time.Now()} }
+
+// over ends a step, which began where the last one ended.
+func (p *steps) over(name string) {
+	now := time.Now()
+	p.phases = append(p.phases, timeline.Phase{
+		Name: name, Start: p.last.Sub(p.begun).Seconds(), Seconds: now.Sub(p.last).Seconds(),
+	})
+	p.last = now
+}
+
+func (p *steps) event(e Event) Event {
+	e.Duration, e.Phases = time.Since(p.begun), p.phases
+	return e
 }
 
 // restore restores a checkpoint in a new sandbox, which sees it at image.At. copies says that the job's files are fresh
@@ -170,6 +194,7 @@ func (s *starter) restore(ctx context.Context, c store.Checkpoint, image sandbox
 	} else if err != nil { // an older one would lose work
 		return preflight.AsRefusal(err)
 	}
+	s.steps.over("verify")
 	if err := s.checkNames(c.Dir); err != nil {
 		return err
 	}
@@ -213,6 +238,7 @@ func (s *starter) restore(ctx context.Context, c store.Checkpoint, image sandbox
 	if err := s.newSandbox(ctx, g, spec); err != nil {
 		return err
 	}
+	s.steps.over("sandbox")
 	restore := inside.Request{
 		Op: inside.Restore, Images: image.At, Undo: s.undoFile(), Output: s.seenOutput(), Copies: copies,
 		Dumped: c.IsDump(),
@@ -226,6 +252,10 @@ func (s *starter) restore(ctx context.Context, c store.Checkpoint, image sandbox
 			return errors.Join(err, endErr)
 		}
 		return errors.Join(err, s.undoFiles())
+	}
+	s.steps.over("restore")
+	if a.Result.Session != nil {
+		s.steps.phases = append(s.steps.phases, a.Result.Session.Phases.Steps()...)
 	}
 	for _, note := range a.Notes {
 		s.say(note)

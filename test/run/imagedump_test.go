@@ -44,6 +44,9 @@ func TestADumpStartsJobsWhileItsFilesAreUnchanged(t *testing.T) {
 			r.says("from image " + image)
 			r.w.ticks(3)
 			r.w.checks()
+			if e, _ := r.w.last("started"); e.Duration == 0 || !strings.Contains(e.Phases.String(), "sandbox") {
+				t.Errorf("the start took %v: %v", e.Duration, e.Phases)
+			}
 		}
 		of.signal(unix.SIGTERM)
 		of.ends(requeue)
