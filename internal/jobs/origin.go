@@ -9,12 +9,14 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"runtime"
 	"slices"
 	"strconv"
 	"strings"
 	"syscall"
 	"time"
 
+	"github.com/gofrs/flock"
 	"golang.org/x/sys/unix"
 
 	"cucriu/hooks/preflight"
@@ -30,6 +32,7 @@ import (
 	"cucriu/internal/kit/first"
 	"cucriu/internal/kit/guest"
 	"cucriu/internal/kit/imagedir"
+	"cucriu/internal/kit/inventory"
 	"cucriu/internal/kit/proc"
 	"cucriu/internal/kit/quote"
 	"cucriu/internal/kit/twice"
@@ -172,17 +175,18 @@ func readOrigin(path string) (c store.Checkpoint, from origin, err error) {
 	return c, from, nil
 }
 
-// privateDirs lists the directories of which a job needs copies: those of the files that the image was writing and of its
-// UNIX sockets, and what the user names. A directory in another one of them is part of that.
+// privateDirs lists the directories of which a job needs copies: those of the files that the image was writing, of its
+// named pipes and UNIX sockets, and what the user names. A directory in another one of them is part of that.
 func privateDirs(c store.Checkpoint, jobDir string, o Options) ([]string, error) {
 	written, trees, err := writtenIn(c)
 	if err != nil {
 		return nil, err
 	}
-	sockets, err := criuimage.BoundSockets(c.Dir)
+	own, err := criuimage.OwnPaths(c.Dir)
 	if err != nil {
 		return nil, err
 	}
+	trees = append(trees, "/dev", "/proc", "/sys") // of which a sandbox has its own, or which are the kernel's
 	var dirs []string
 	for _, given := range o.Private {
 		dir, err := filepath.EvalSymlinks(given)
@@ -194,7 +198,7 @@ func privateDirs(c store.Checkpoint, jobDir string, o Options) ([]string, error)
 		}
 		dirs = append(dirs, dir)
 	}
-	for _, path := range append(written, sockets...) {
+	for _, path := range append(written, own...) {
 		dirs = append(dirs, filepath.Dir(path))
 	}
 	slices.Sort(dirs)
@@ -457,7 +461,7 @@ func (s *starter) layOut(ctx context.Context, c store.Checkpoint) (fresh bool, e
 		return false, err
 	}
 	for n, dir := range from.Private {
-		if err := s.copyPrivate(ctx, owner.hostPath(dir), filepath.Join(partial, strconv.Itoa(n))); err != nil {
+		if err := s.copyPrivate(ctx, c, owner.hostPath(dir), dir, filepath.Join(partial, strconv.Itoa(n))); err != nil {
 			return false, fmt.Errorf("private copy of %s: %w", dir, err)
 		}
 	}
@@ -481,41 +485,173 @@ func syncAll(dir string) error {
 	return os.NewSyscallError("syncfs", unix.Syncfs(int(f.Fd())))
 }
 
-// copyPrivate copies a directory, with all that is in its file system.
-func (s *starter) copyPrivate(ctx context.Context, dir, to string) error {
-	from, err := durable.OpenDir(dir)
+// copyTries is how often a directory is copied that is written to meanwhile: a database would be of no one state.
+const copyTries = 3
+
+// copyPrivate copies a directory, with all that is in its file system. The job knows it as seen.
+func (s *starter) copyPrivate(ctx context.Context, c store.Checkpoint, dir, seen, to string) error {
+	from, err := durable.OpenDir(dir) // the job's user may put a link in its place
 	if err != nil {
 		return err
 	}
 	defer from.Close()
-	limit := cmp.Or(s.FilesLimit, files.DefaultLimit)
+	mounts, err := inventory.OwnMounts()
+	if err != nil {
+		return err
+	}
+	for _, m := range mounts {
+		if m.At != dir && isBelow(m.At, dir) {
+			return fault.New(m.At+" is mounted in it, and would be missing", "let the job write in a directory of its own")
+		}
+	}
+	before, err := s.survey(ctx, c, from, seen)
+	if err != nil {
+		return err
+	}
+	for try := 1; ; try++ {
+		if err := os.RemoveAll(to); err != nil {
+			return err
+		}
+		err := copyTree(ctx, from, to)
+		if errors.Is(err, errReplaced) && try < copyTries {
+			continue
+		}
+		var after survey
+		if err == nil {
+			after, err = s.survey(ctx, c, from, seen)
+		}
+		if err != nil {
+			return err
+		}
+		changed := after.changedSince(before)
+		if before = after; changed == "" {
+			return nil
+		}
+		if try == copyTries {
+			s.say(fmt.Sprintf("warning: %s was written to while it was copied: what this job has of it may be of no one moment",
+				filepath.Join(seen, changed)))
+			return nil
+		}
+	}
+}
+
+// survey is what files of a directory are, by their paths in it: those that the checkpoint does not put back.
+type survey map[string]syscall.Stat_t
+
+// changedSince returns the path of a file in which somebody has written. One that has replaced another is whole.
+func (now survey) changedSince(then survey) string {
+	for path, file := range now {
+		if was, known := then[path]; known && was.Ino == file.Ino && (was.Mtim != file.Mtim || was.Size != file.Size) {
+			return path
+		}
+	}
+	return ""
+}
+
+// survey looks whether a directory can be copied for the job.
+func (s *starter) survey(ctx context.Context, c store.Checkpoint, from *os.File, seen string) (survey, error) {
+	written, _, err := writtenIn(c)
+	if err != nil {
+		return nil, err
+	}
+	isPutBack := make(map[string]bool)
+	for _, path := range written {
+		isPutBack[path] = true
+	}
+	limit, top := cmp.Or(s.FilesLimit, files.DefaultLimit), proc.PathIn(from, "")
 	var sum int64
-	err = filepath.WalkDir(proc.PathIn(from, "."), func(_ string, entry fs.DirEntry, err error) error {
+	found, names := make(survey), make(map[uint64]uint64) // by inode
+	links := make(map[string]syscall.Stat_t)
+	err = filepath.WalkDir(top+".", func(path string, entry fs.DirEntry, err error) error {
+		var info fs.FileInfo
+		if err == nil {
+			info, err = entry.Info()
+		}
 		if errors.Is(err, fs.ErrNotExist) {
 			return nil
 		}
 		if err != nil {
 			return err
 		}
-		if info, err := entry.Info(); err == nil {
-			sum += info.Sys().(*syscall.Stat_t).Blocks * 512
-		}
-		if sum > limit {
+		stat, name := info.Sys().(*syscall.Stat_t), strings.TrimPrefix(path, top)
+		if sum += stat.Blocks * 512; sum > limit {
 			return fault.New("it holds more than "+units.Size(limit),
 				"let the job write in a directory of its own, or give a larger --files-limit")
+		}
+		names[stat.Ino]++
+		switch isOwn := isPutBack[filepath.Join(seen, name)]; {
+		case isOwn && stat.Nlink > 1:
+			links[name] = *stat
+		case !isOwn && info.Mode().IsRegular():
+			found[name] = *stat
 		}
 		return ctx.Err()
 	})
 	if err != nil {
-		return err
+		return nil, err
 	}
-	cp := exec.CommandContext(ctx, "cp", "--archive", "--one-file-system", "--reflink=auto",
+	for name, stat := range links {
+		if names[stat.Ino] < stat.Nlink {
+			return nil, fault.New(filepath.Join(seen, name)+" has a name elsewhere, which would lead to another file",
+				"remove that name, or let the job write to a file that has no other")
+		}
+	}
+	return found, nil
+}
+
+var errReplaced = errors.New("a file was replaced while it was copied")
+
+// copyTree copies a directory, without what is removed meanwhile. [errReplaced] says that it must be tried again.
+func copyTree(ctx context.Context, from *os.File, to string) error {
+	runtime.LockOSThread() // as the end of a thread is for its children what that of the program is
+	defer runtime.UnlockOSThread()
+	cmd := exec.CommandContext(ctx, "cp", "--archive", "--one-file-system", "--reflink=auto",
 		"--no-target-directory", "--", "/proc/self/fd/3/.", to)
-	cp.ExtraFiles = []*os.File{from} // the job's user may put a link in its place
-	if said, err := cp.CombinedOutput(); err != nil {
-		return fmt.Errorf("cp: %w: %s", err, strings.TrimSpace(string(said)))
+	cmd.ExtraFiles = []*os.File{from}
+	cmd.Env = append(os.Environ(), "LC_ALL=C")
+	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: unix.SIGKILL} // it must not write to what the next start copies
+	said, err := cmd.CombinedOutput()
+	if err == nil || ctx.Err() != nil {
+		return context.Cause(ctx)
+	}
+	lines, gone, replaced := strings.Split(strings.TrimSpace(string(said)), "\n"), 0, 0
+	for _, line := range lines {
+		switch {
+		case strings.HasSuffix(line, ": No such file or directory"):
+			gone++
+		case strings.HasSuffix(line, " replaced while being copied"):
+			replaced++
+		}
+	}
+	switch {
+	case gone+replaced < len(lines):
+		return fmt.Errorf("cp: %w: %s", err, strings.Join(lines, "; "))
+	case replaced > 0:
+		return errReplaced
 	}
 	return nil
+}
+
+// awaitNames waits until no other job is restored from an image if this one has files or directories without a name
+// that are not its own: criu gives them one for a moment, which is the same for all jobs from the image.
+func (s *starter) awaitNames(ctx context.Context, images string) (turn *flock.Flock, err error) {
+	turn = flock.New(filepath.Join(s.hook.Config.RunDir, "names"))
+	from := s.record.Image
+	if from == nil {
+		return turn, nil
+	}
+	unnamed, err := criuimage.Unnamed(images)
+	if err != nil {
+		return nil, err
+	}
+	isShared := func(path string) bool {
+		isOwn := isBelow(path, shm) || isBelow(path, from.Dir) || from.PrivateTmp && isBelow(path, tmp)
+		return !isOwn && s.record.hostPath(path) == path
+	}
+	if slices.ContainsFunc(unnamed, isShared) {
+		_, err = turn.TryLockContext(ctx, 20*time.Millisecond) // there is no event to wait for
+	}
+	return turn, err
 }
 
 // addOurs puts copies of our files into an image that becomes a checkpoint: a job that is started from it has them mapped.

@@ -243,9 +243,14 @@ func (s *starter) restore(ctx context.Context, c store.Checkpoint, image sandbox
 		Op: inside.Restore, Images: image.At, Undo: s.undoFile(), Output: s.seenOutput(), Copies: copies,
 		Dumped: c.IsDump(),
 	}
+	turn, err := s.awaitNames(ctx, c.Dir)
+	if err != nil {
+		return err
+	}
 	over := s.killPatiently(ctx)
 	a, err := s.ask(ctx, restore)
 	over()
+	turn.Close()
 	if err != nil {
 		// Its files become again what they were before.
 		if endErr := s.endSandbox(); endErr != nil {

@@ -3,11 +3,12 @@ package criuimage
 import (
 	"bytes"
 	"errors"
-	"os"
 	"path/filepath"
 	"slices"
 
 	"github.com/checkpoint-restore/go-criu/v7/crit/images/fdinfo"
+	file_lock "github.com/checkpoint-restore/go-criu/v7/crit/images/file-lock"
+	"github.com/checkpoint-restore/go-criu/v7/crit/images/regfile"
 	remap "github.com/checkpoint-restore/go-criu/v7/crit/images/remap-file-path"
 	sk_unix "github.com/checkpoint-restore/go-criu/v7/crit/images/sk-unix"
 	"golang.org/x/sys/unix"
@@ -27,25 +28,9 @@ type File struct {
 // Files returns what criu opens by its path, in the order of the image. It leaves out what criu
 // makes by itself or finds in mount namespaces of the image.
 func Files(dir string) ([]File, error) {
-	entries, err := readFiles(dir)
-	if err != nil {
-		return nil, err
-	}
-	remaps, err := readImage[*remap.RemapFilePathEntry](dir, "remap-fpath.img", "REMAP_FPATH")
-	if err != nil && !errors.Is(err, os.ErrNotExist) {
-		return nil, err
-	}
-	remapped := make(map[uint32]bool)
-	for _, entry := range remaps {
-		remapped[entry.GetOrigId()] = true
-	}
 	var files []File
 	known, elsewhere := make(map[string]int), make(map[string]bool)
-	for _, entry := range entries {
-		f := entry.GetReg()
-		if f == nil || f.GetExt() || f.GetMntId() != -1 || remapped[f.GetId()] {
-			continue
-		}
+	err := eachNamed(dir, func(f *regfile.RegFileEntry) {
 		i, found := known[f.GetName()]
 		if !found {
 			i, known[f.GetName()] = len(files), len(files)
@@ -63,8 +48,23 @@ func Files(dir string) ([]File, error) {
 			of.Written = of.Mode == 0 || of.Mode&unix.S_IFMT == unix.S_IFREG
 			of.AtEnd = !elsewhere[of.Path]
 		}
+	})
+	return files, err
+}
+
+// eachNamed visits the files that criu opens by their paths, outside of mount namespaces of the image.
+func eachNamed(dir string, visit func(*regfile.RegFileEntry)) error {
+	remapped, err := readRemapped(dir)
+	if err != nil {
+		return err
 	}
-	return files, nil
+	entries, err := readFiles(dir)
+	for _, entry := range entries {
+		if f := entry.GetReg(); f != nil && !f.GetExt() && f.GetMntId() == -1 && !remapped[f.GetId()] {
+			visit(f)
+		}
+	}
+	return err
 }
 
 // BoundSockets returns the paths to which criu binds UNIX sockets, outside of mount namespaces of the
@@ -83,6 +83,69 @@ func BoundSockets(dir string) ([]string, error) {
 		}
 	}
 	return paths, nil
+}
+
+// readRemapped returns the numbers of the files that have no name.
+func readRemapped(dir string) (remapped map[uint32]bool, err error) {
+	remapped = make(map[uint32]bool)
+	err = eachEntry(dir, "remap-fpath.img", "REMAP_FPATH", func(entry *remap.RemapFilePathEntry) {
+		remapped[entry.GetOrigId()] = true
+	})
+	return remapped, err
+}
+
+// Unnamed returns the paths that files and directories without a name get for a moment of a restore.
+func Unnamed(dir string) (paths []string, err error) {
+	remapped, err := readRemapped(dir)
+	if err != nil {
+		return nil, err
+	}
+	err = eachEntry(dir, FilesName, "FILES", func(entry *fdinfo.FileEntry) {
+		if f := entry.GetReg(); f != nil && remapped[f.GetId()] {
+			paths = append(paths, filepath.Join("/", f.GetName()))
+		}
+	})
+	return paths, err
+}
+
+// OwnPaths returns the paths of what two jobs that are restored from an image cannot both have: files that are open for
+// writing or locked, named pipes, and UNIX sockets.
+func OwnPaths(dir string) ([]string, error) {
+	paths, err := BoundSockets(dir)
+	if err != nil {
+		return nil, err
+	}
+	locked, err := readLocked(dir)
+	if err != nil {
+		return nil, err
+	}
+	err = eachNamed(dir, func(f *regfile.RegFileEntry) {
+		kind := f.GetMode() & unix.S_IFMT
+		isWritten := f.GetFlags()&unix.O_ACCMODE != unix.O_RDONLY && (kind == unix.S_IFREG || f.Mode == nil)
+		if isWritten || kind == unix.S_IFIFO || locked[f.GetId()] {
+			paths = append(paths, f.GetName())
+		}
+	})
+	return paths, err
+}
+
+// readLocked returns the numbers of the files on which there are locks for writing: a restore would wait for whoever
+// has them.
+func readLocked(dir string) (locked map[uint32]bool, err error) {
+	locked = make(map[uint32]bool)
+	var all []error
+	err = eachEntry(dir, "filelocks.img", "FILE_LOCKS", func(lock *file_lock.FileLockEntry) {
+		if lock.GetType() != unix.F_WRLCK { // of flock(2), too
+			return
+		}
+		name, err := openFilesOf(dir, int(lock.GetPid()))
+		all = append(all, err, eachEntry(dir, name, "FDINFO", func(open *fdinfo.FdinfoEntry) {
+			if int32(open.GetFd()) == lock.GetFd() {
+				locked[open.GetId()] = true
+			}
+		}))
+	})
+	return locked, errors.Join(append(all, err)...)
 }
 
 // socketPath returns the path to which a UNIX socket is bound; "" if it has none.
