@@ -285,7 +285,7 @@ func (s *starter) newSandbox(ctx context.Context, g job.GPUs, spec sandbox.Spec)
 		if err != nil {
 			return err
 		}
-		spec.OwnNetwork, spec.Shown = true, append(spec.Shown, shown...)
+		spec.OwnNetwork, spec.OwnTerminals, spec.Shown = true, true, append(spec.Shown, shown...)
 	}
 	s.showAbout(g, &spec)
 	return s.makeSandbox(func(dir, runDir string) (err error) {

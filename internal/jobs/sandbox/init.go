@@ -124,6 +124,12 @@ func furnish(dir string, spec Spec) error {
 			return fmt.Errorf("mount /tmp: %w", err)
 		}
 	}
+	if spec.OwnTerminals {
+		options := "newinstance,mode=0620,ptmxmode=0666,gid=5"
+		if err := unix.Mount("devpts", "/dev/pts", "devpts", unix.MS_NOSUID|unix.MS_NOEXEC, options); err != nil {
+			return fmt.Errorf("mount /dev/pts: %w", err)
+		}
+	}
 	if spec.OwnNetwork {
 		if err := netns.AddLoopback(); err != nil {
 			return err
