@@ -19,6 +19,7 @@ import (
 	"github.com/gofrs/flock"
 	"golang.org/x/sys/unix"
 
+	"cucriu/hooks/image"
 	"cucriu/hooks/preflight"
 	"cucriu/internal/jobs/inside"
 	"cucriu/internal/jobs/job"
@@ -388,8 +389,8 @@ func (s *starter) startFromImage(ctx context.Context) error {
 	}
 	s.steps.over("lay out")
 	s.sayNeighbor(ctx, c)
-	image := sandbox.Shown{Dir: from.Path, At: filepath.Join(s.Dir, shownImage), ReadOnly: true}
-	if err := s.restore(ctx, c, image, copies); err != nil {
+	shown := sandbox.Shown{Dir: from.Path, At: filepath.Join(s.Dir, shownImage), ReadOnly: true}
+	if err := s.restore(ctx, c, shown, copies); err != nil {
 		if preflight.Refused(err) {
 			return refuse(err)
 		}
@@ -398,6 +399,9 @@ func (s *starter) startFromImage(ctx context.Context) error {
 	message := fmt.Sprintf("%s: from image %s of %s", s.record.Name, from.Path, age(c))
 	s.tell(s.steps.event(Event{Event: EventStarted, Message: message}))
 	s.inform("the job has files of its own in " + strings.Join(from.own(), ", ") + "; it shares all others with the host")
+	if with, err := image.ReadOptions(c.Dir); err == nil && len(with.Pipes) > 0 {
+		s.inform("the job of the image wrote into pipes; this one writes to " + s.outputPath() + " instead")
+	}
 	return s.openRoot()
 }
 

@@ -201,8 +201,10 @@ func (s *starter) restore(ctx context.Context, c store.Checkpoint, image sandbox
 	if err := s.refuseFileSize(c.Bytes); err != nil {
 		return preflight.AsRefusal(err)
 	}
-	if err := refuseSurvivors(c.Dir); err != nil {
-		return preflight.AsRefusal(err)
+	if image.Dir == "" { // else the job is another one, beside that of the image
+		if err := refuseSurvivors(c.Dir); err != nil {
+			return preflight.AsRefusal(err)
+		}
 	}
 	if err := s.replaceOurs(c); err != nil {
 		return preflight.AsRefusal(err)
@@ -263,7 +265,7 @@ func (s *starter) restore(ctx context.Context, c store.Checkpoint, image sandbox
 		s.steps.phases = append(s.steps.phases, a.Result.Session.Phases.Steps()...)
 	}
 	for _, note := range a.Notes {
-		s.say(note)
+		s.say(strings.ReplaceAll(note, s.seenOutput(), s.outputPath()))
 	}
 	s.tellChanges(a.Changes)
 	s.setRunning()

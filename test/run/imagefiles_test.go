@@ -5,6 +5,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 
@@ -330,6 +331,18 @@ def tick(n):
     os.unlink(work + "/new")
     assert os.stat(shared).st_ino == os.fstat(other).st_ino
 `},
+	{name: "a terminal of its own", code: `
+import pty
+master, slave = pty.openpty()
+if os.fork() == 0:
+    os.setsid()
+    for fd in range(3): os.dup2(slave, fd)
+    while True: os.write(1, os.read(0, 100))
+def tick(n):
+    os.write(master, b"%d\n" % n)
+    got = b""
+    while not got.endswith(b"%d\r\n" % n * 2): got += os.read(master, 100)
+`},
 	{name: "files that come and go", code: `
 import threading
 def churn():
@@ -427,4 +440,72 @@ func (r *run) ticksOn() {
 	from := r.w.report().Tick
 	r.awaits("the job ticks on", func() bool { return r.w.report().Tick > from+2 })
 	r.w.intact()
+}
+
+// TestStreamsOfAnImage that lead to somebody else lead to the output of the job. With a terminal or a socket nothing
+// becomes a long job that an image could be made of.
+func TestStreamsOfAnImage(t *testing.T) {
+	testenv.Parallel(t)
+	for name, test := range map[string]struct{ streams, refused, kept string }{
+		"a file":            {`exec "$@" </dev/null >"$0/streams" 2>&1`, "", "streams"},
+		"pipes":             {`sleep 1000 | "$@" 2>&1 | cat >"$0/streams"`, "", ""},
+		"one pipe for each": {`{ sleep 1000 | "$@" | cat >"$0/streams"; } 2>&1 | cat >"$0/errors"`, "", ""},
+		"no streams":        {`exec "$@" <&- >&- 2>&-`, "", "none"},
+		"a terminal":        {`exec script -qc "$*" /dev/null </dev/null >/dev/null`, "it has a terminal open", ""},
+		"a socket":          {`exec python3 -c "$SOCKET" "$@"`, "unix-socket: ", ""},
+	} {
+		t.Run(name, func(t *testing.T) {
+			testenv.Simulated(t, func(t *testing.T) {
+				w := emptyWorld(t)
+				file := filepath.Join(w.work, "program.py")
+				testenv.WriteFile(t, file, prelude+`
+def tick(n):
+    for stream in sys.stdout, sys.stderr:
+        if stream: print("tick", n, file=stream, flush=True)
+`+loop)
+				cmd := exec.Command("setsid", "sh", "-c", test.streams, w.work, "python3", file, w.work, "-", "-")
+				cmd.Env = append(os.Environ(), `SOCKET=
+import socket, subprocess, sys
+a, b = socket.socketpair()
+child = subprocess.Popen(sys.argv[1:], stdin=b, stdout=b, stderr=b)
+while a.recv(100): pass
+`)
+				must(t, cmd.Start())
+				t.Cleanup(func() {
+					_ = unix.Kill(-cmd.Process.Pid, unix.SIGKILL)
+					_ = cmd.Wait()
+				})
+				testenv.Eventually(t, testenv.Soon, "the job ticks", func() bool { return w.report().Tick > 2 })
+				running := slices.DeleteFunc(testenv.Running("python3"), func(pid int) bool {
+					args := testenv.CommandLine(pid)
+					return len(args) < 2 || args[1] != file
+				})
+				w.flags = []string{"--every", "0"}
+				original := w.adopts(running[0])
+				if test.refused != "" {
+					original.ends(125, test.refused)
+					return
+				}
+				original.says("is now supervised")
+				w.checkpoint()
+				for range 2 {
+					job := w.from()
+					r := job.startFrom(w)
+					r.ticksOn()
+					log := filepath.Join(job.dir, "output.log")
+					if test.kept == "" {
+						r.says("this one writes to " + log)
+					}
+					if out, _ := os.ReadFile(log); strings.Contains(string(out), "tick ") != (test.kept == "") {
+						t.Errorf("output: %q", out)
+					}
+					job.stop(0)
+					r.ends(0)
+				}
+				original.ticksOn()
+				w.stop(0)
+				original.ends(0)
+			})
+		})
+	}
 }
