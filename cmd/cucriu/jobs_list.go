@@ -379,6 +379,9 @@ func writeJob(out io.Writer, report jobReport) {
 	if report.JobPID != 0 {
 		about.row("pid", fmt.Sprintf("%d, of the command", report.JobPID))
 	}
+	if report.Job.Restarts > 0 {
+		about.row("restarts", strconv.Itoa(report.Job.Restarts))
+	}
 	about.write(out)
 	if report.Owner != nil && !report.Owner.Released {
 		fmt.Fprintf(out, "owned by %v\n", report.Owner)

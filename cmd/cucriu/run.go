@@ -63,7 +63,9 @@ cucriu run --dir DIR --wait-all -- tmux -S SOCKET new -d COMMAND
 
 For a server, --every never --preempt none: SIGTERM is forwarded as well, nothing is
 dumped, and the exit status is the server's. If that is 0 after SIGTERM or SIGINT, the
-job is not considered finished, and the same command starts or resumes it.
+job is not considered finished, and the same command starts or resumes it. With
+--restart, a job that has ended is started again, unless it was asked to end: by a
+forwarded SIGTERM, SIGINT or SIGQUIT, cucriu jobs stop or a preemption.
 
 criu cannot dump an io_uring. Some programs open one if they can: torchrun and
 PyTorch's TCPStore (through libuv), uvloop, Node.js. The job runs under a seccomp
@@ -279,6 +281,10 @@ func addLongFlags(cmd *cobra.Command, o *jobs.Options) (check func(args []string
 		"such as TERM,USR1; none: no signal makes a last checkpoint, and SIGTERM is forwarded to the job")
 	flags.DurationVar(&o.Grace, "grace", 0, "how long leaving may take, including the last checkpoint; 0 is no limit")
 	flags.IntVar(&o.RequeueStatus, "requeue-status", 75, "exit status after leaving")
+	choose(cmd, &o.Restart, "restart", "when to start the job again if it ends by itself: no, on-failure or "+
+		"always, as of systemd; from its newest checkpoint, else its image or command. After 5 ends within a minute, the exit status is 125",
+		word[jobs.Restart]{"no", jobs.RestartNo}, word[jobs.Restart]{"on-failure", jobs.RestartOnFailure},
+		word[jobs.Restart]{"always", jobs.RestartAlways})
 	flags.IntVar(&o.MovedStatus, "moved-status", 0, "exit status once the job has moved to another host (cucriu migrate --job)")
 	pidFlag(cmd, &o.Adopt, "adopt", "", "adopt a job that is already running: the pid of its first process")
 	criuFlag(cmd, &o.Criu, "path of the criu to run")

@@ -72,9 +72,11 @@ func (s *supervisor) do(ctx context.Context, a life.Action) {
 		s.checkpointer.costs = s.checkpointer.costs[1:] // so that it is tried again some time
 	case life.Pass:
 		s.pass(e.signal, s.life.Paused)
-		if s.life.Told && len(s.Preempt) == 0 {
+		if s.life.Told && s.isEndless() {
 			s.setLeaving(true)
 		}
+	case life.Restart:
+		s.noteRestart()
 	case life.StopSelf:
 		job.StopSelf()
 	case life.Answer:
@@ -126,7 +128,7 @@ func (s *supervisor) attend(ctx context.Context) {
 	}
 	s.timers.look.Reset(lookAfter)
 	if s.CheckpointWhen.String() != "" && s.status.newest() == nil {
-		s.waitsForFirst.Store(true)
+		s.waitsForFirst.Add(1)
 		go s.awaitFirst(s.checkpointer.housekeeping)
 	}
 }
@@ -198,6 +200,11 @@ func (s *supervisor) actor(ctx context.Context, a life.Action) func(e *event) er
 		s.giveUp = giveUp
 		return func(e *event) error {
 			defer giveUp(nil)
+			if e.Kind = life.Here; s.sandbox != nil {
+				if err := s.endBefore(told); err != nil {
+					return err
+				}
+			}
 			err := s.starter.begin(ctx, told)
 			if e.Kind, e.Paused = life.Here, s.starter.paused; s.record.Finished != nil { // while nobody looked
 				e.Kind = life.Finished
@@ -367,10 +374,16 @@ func (s *supervisor) endGivenUp() (int, error) {
 	return status, s.sayNext()
 }
 
+// isEndless reports whether the job is one that has not finished if it ends with 0 because it was asked to end.
+func (s *supervisor) isEndless() bool { return len(s.Preempt) == 0 || s.Restart == RestartAlways }
+
 // endJob tells how the job has ended by itself.
 func (s *supervisor) endJob() (int, error) {
 	status, next := s.exit.Code(), ""
-	if status == 0 && s.life.Told && len(s.Preempt) == 0 {
+	if s.Restart.after(s.exit) && !s.life.Told && !s.life.Leave {
+		return 0, s.endTooOften()
+	}
+	if status == 0 && s.life.Told && s.isEndless() {
 		s.tell(Event{Event: EventPreempted, Message: s.name + " has ended with exit status 0 after a signal " +
 			"that asks it to, and is not considered finished: the same command starts or resumes it"})
 		return 0, s.endSandbox()

@@ -103,7 +103,7 @@ func (s *starter) attach(ctx context.Context) (bool, error) {
 	p, exit, err := findSandbox(s.Options)
 	if errors.Is(err, sandbox.ErrGone) {
 		s.runsOn = false
-		if exit != nil && exit.Code() == 0 {
+		if exit != nil && exit.Code() == 0 && s.Restart != RestartAlways {
 			return false, s.finish(exit.Code(), exit.At)
 		}
 		if exit != nil {

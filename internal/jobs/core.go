@@ -37,6 +37,7 @@ type core struct {
 	fileSize *unix.Rlimit
 	tail     *follower
 	relay    *relay.Relay // nil if no port is published
+	relays   bool         // it serves
 	probes   *probes
 	staged   string // where the last image of the job is, if it could not be made a checkpoint
 
@@ -57,6 +58,10 @@ func (s *core) publishPorts() error {
 	for _, p := range s.relay.Published() {
 		ports = append(ports, p.String())
 	}
+	if s.relays {
+		return errors.Join(s.relay.Move(namespace), namespace.Close())
+	}
+	s.relays = true
 	s.inform("published: " + strings.Join(ports, " "))
 	go func() {
 		defer namespace.Close()
@@ -283,15 +288,18 @@ func nameOf(sig unix.Signal) string {
 
 // tellEnded tells how the job has ended, and more about that.
 func (s *core) tellEnded(exit sandbox.Exit, more string) {
-	status := exit.Code()
-	message := fmt.Sprintf("%s has ended with exit status %d", s.name, status)
+	s.tell(Event{Event: EventEnded, Status: exit.Code(), Message: s.howEnded(exit) + more})
+}
+
+func (s *core) howEnded(exit sandbox.Exit) string {
+	message := fmt.Sprintf("%s has ended with exit status %d", s.name, exit.Code())
 	if exit.Unknown {
 		message = s.name + " has ended, but on this kernel only its parent learns how: if it has finished, remove this directory"
 	}
 	if exit.Status.Signaled() {
 		message = fmt.Sprintf("%s was killed by %s", s.name, nameOf(exit.Status.Signal()))
 	}
-	s.tell(Event{Event: EventEnded, Status: status, Message: message + more})
+	return message
 }
 
 // age says when a checkpoint was made.

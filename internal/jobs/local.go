@@ -75,6 +75,8 @@ type Local struct {
 	Command *proc.Ident `json:"command,omitempty"`
 	// OutputFrom is how large the file with the job's output was when that was started or resumed here.
 	OutputFrom int64 `json:"output_from,omitempty"`
+	// Restarts is how often the supervisor, or one before it that was killed, has started it again: see [Restart].
+	Restarts int `json:"restarts,omitempty"`
 	// Checkpoint is the newest one.
 	Checkpoint *Made `json:"checkpoint,omitempty"`
 	// Trial is the last trial restore of one.

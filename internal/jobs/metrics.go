@@ -26,6 +26,7 @@ type metrics struct {
 	state, exitStatus                           *prometheus.GaugeVec
 	pauses                                      prometheus.Histogram
 	checkpoints, failures, resumes, preemptions prometheus.Counter
+	restarts                                    prometheus.Counter
 }
 
 // newMetrics makes the metrics of a job, which is known by its name. last is its newest
@@ -59,6 +60,7 @@ func newMetrics(path, job string, last *Made) (*metrics, error) {
 	m.failures = counter("failures_total", "Checkpoints that could not be made, kept or restored.")
 	m.resumes = counter("resumes_total", "How many times the job was resumed from a checkpoint.")
 	m.preemptions = counter("preemptions_total", "How many times the job was asked to leave this host.")
+	m.restarts = counter("restarts_total", "How many times the job was started again after it had ended.")
 	m.state.WithLabelValues(string(StateBegins)).Set(1)
 	m.supervised.SetToCurrentTime()
 	if last != nil {
@@ -94,6 +96,8 @@ func (m *metrics) note(e Event) {
 		m.resumes.Inc()
 	case EventPreempted:
 		m.preemptions.Inc()
+	case EventRestarted:
+		m.restarts.Inc()
 	}
 	m.write()
 }

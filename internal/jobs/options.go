@@ -65,6 +65,8 @@ type Options struct {
 	RequeueStatus int
 	// MovedStatus is the exit status of the host from which the job has moved to another.
 	MovedStatus int
+	// Restart is when the job is started again after it has ended by itself.
+	Restart Restart
 	// Flags are the options as the user gave them, for the host to which the job may move.
 	Flags []string
 

@@ -113,11 +113,11 @@ func (c *control) serveWhen(ctx context.Context, a *asked) error {
 
 // awaitFirst has the first checkpoint of a job made once it is ready.
 func (s *supervisor) awaitFirst(ctx context.Context) {
-	defer s.waitsForFirst.Store(false)
+	defer s.waitsForFirst.Add(-1)
 	var once sync.Once
 	inform := func(why string) { once.Do(func() { s.inform("the first checkpoint is " + why) }) }
 	for try := 0; s.status.newest() == nil; try++ {
-		if s.awaitReady(ctx, s.CheckpointWhen, inform) != nil {
+		if s.awaitReady(ctx, s.CheckpointWhen, inform) != nil || ctx.Err() != nil {
 			return
 		}
 		select {
@@ -130,5 +130,5 @@ func (s *supervisor) awaitFirst(ctx context.Context) {
 
 // isScheduled reports whether checkpoints are made on a schedule now.
 func (s *supervisor) isScheduled() bool {
-	return s.Every > 0 && !(s.waitsForFirst.Load() && s.status.newest() == nil)
+	return s.Every > 0 && !(s.waitsForFirst.Load() > 0 && s.status.newest() == nil)
 }

@@ -49,6 +49,7 @@ const (
 	EventPreempted  = "preempted"
 	EventStopped    = "stopped" // cucriu jobs stop
 	EventEnded      = "ended"
+	EventRestarted  = "restarted" // it has ended by itself, and is started again
 	EventPaused     = "paused"
 	EventUnpaused   = "unpaused"
 	EventTrial      = "trial"   // a restore was tried
@@ -61,7 +62,7 @@ const (
 func news() []string {
 	return []string{
 		EventStarted, EventAttached, EventResumed, EventCheckpoint, EventPreempted, EventStopped, EventEnded,
-		EventPaused, EventUnpaused, EventTrial, EventMoving, EventMoved,
+		EventRestarted, EventPaused, EventUnpaused, EventTrial, EventMoving, EventMoved,
 	}
 }
 

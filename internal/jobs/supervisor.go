@@ -45,7 +45,7 @@ type supervisor struct {
 	askedAt time.Time     // when that came
 
 	ready         chan struct{} // gets when the first checkpoint is to be made
-	waitsForFirst atomic.Bool   // until the job is ready for that
+	waitsForFirst atomic.Int32  // who waits until the job is ready for that
 
 	timers  timers
 	ended   chan time.Time // gets when the job's command, or its root process, has ended; nil if that is known
@@ -53,6 +53,7 @@ type supervisor struct {
 	cause   error          // why what was under way was cut off
 	move    Move
 	exit    sandbox.Exit
+	ends    []time.Time // of the job, after which it was started again
 
 	exitStatus int // to end with, beside err
 	err        error
@@ -180,7 +181,7 @@ func Run(ctx context.Context, hook *hooks.Hook, o Options, signals *job.Signals)
 	}
 	local := Local{
 		Metrics: o.Metrics, Name: c.name, Dir: l.known.Dir, PID: os.Getpid(), State: StateBegins, Init: l.known.Init,
-		Where: l.known.Where, OutputFrom: l.known.OutputFrom, Checkpoint: newestOf(all),
+		Where: l.known.Where, OutputFrom: l.known.OutputFrom, Restarts: l.known.Restarts, Checkpoint: newestOf(all),
 	}
 	if local.Checkpoint != nil { // of a job that runs on, until it is resumed
 		local.WorkSince = local.Checkpoint.At
@@ -238,6 +239,9 @@ func (s *supervisor) handle(ctx context.Context, e event) {
 		s.control.made = e.checkpoint
 	case e.of == life.ReadExit:
 		s.exit = e.exit
+		e.Again = s.Restart.after(s.exit) && !endsTooOften(s.ends, time.Now())
+	case e.of == life.Listen:
+		e.Again = s.Restart.after(s.exit) && !endsTooOften(s.ends, time.Now())
 	case e.move.ID != "":
 		s.move = e.move
 	}

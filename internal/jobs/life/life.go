@@ -28,6 +28,7 @@
 //	           (leaving) a second one, TimeUp            CutOff, after a Kill unless what is under way ends the
 //	                                                     job by itself; then EndLeave
 //	Ending     Exited                         Over       EndJob
+//	           if it is to be started again   Starting   Restart, Begin
 //	           ExitedWell                                Listen; then EndJob, or EndAsTold if a signal
 //	                                                     to leave comes: it may have caused the end
 //	any        Cancelled                      Over       Abandon: the job keeps running
@@ -93,7 +94,7 @@ type State struct {
 	Gone   bool   // the job's root process has ended, or is about to
 	Leave  bool   // somebody said that the job is to leave, or not to come
 	Hurry  bool   // and there is no time for anything any more
-	Told   bool   // the job got a signal that asks it to end
+	Told   bool   // the job was asked to end, and is not started again
 	Stop   bool   // the supervisor stops itself (Ctrl-Z) once nothing is under way
 	Tries  int    // of a last checkpoint
 	Stuck  int    // how often in a row the root process was seen ending while something was under way
@@ -116,6 +117,7 @@ type Event struct {
 	Fenced  bool // Tick: another host owns the job
 	Exiting bool // Tick: the root process is about to end
 	TooLate bool // Preempt: long after the command's end, which it has not caused
+	Again   bool // Exited, and Done of Listen: the job is to be started again
 	Late    bool // the time that is left is too short for a last checkpoint
 }
 
@@ -190,6 +192,8 @@ const (
 	Skip     Action = "skip"     // tell that a checkpoint is left out
 	Pass     Action = "pass"     // the signal on to the job
 	StopSelf Action = "stop self"
+
+	Restart Action = "restart" // tell that the job is started again, before a Begin that first ends what is left of it
 
 	Answer      Action = "answer"        // the request, with the result of what has ended
 	AnswerAtEnd Action = "answer at end" // once the directory is given back
@@ -449,7 +453,7 @@ func (s State) done(e Event) (State, []Action) {
 func (s State) lastDone(e Event) (State, []Action) {
 	switch {
 	case s.Asked != "" && e.Well && !s.Leave: // it has finished
-		s.Asked = ""
+		s.Asked, s.Told = "", true
 		return s.goOn(e, []Action{Stay, Answer})
 	case s.Asked == AskMove && (e.OK || s.Gone):
 		return s.do(EndSandbox)
@@ -553,6 +557,9 @@ func (s State) ending(e Event) (State, []Action) {
 		}
 		return s.do(Listen)
 	case Exited, Done:
+		if e.Again && !s.Told && !s.Leave {
+			return State{Phase: Starting}.do(Begin, Restart)
+		}
 		return s.end(EndJob)
 	case Fenced:
 		return s.end(EndFenced)

@@ -107,6 +107,12 @@ func TestTheSearchFindsWhatIsBroken(t *testing.T) {
 			}
 			return next, do
 		}, "a job that has finished"},
+		"a job that was asked to end is started again": {func(s State, e Event, next State, do []Action) (State, []Action) {
+			if s.Phase == Ending && e.Again {
+				return State{Phase: Starting}.do(Begin, Restart)
+			}
+			return next, do
+		}, "was asked to end, and is started again"},
 		"a preempted job counts as finished": {func(s State, e Event, next State, do []Action) (State, []Action) {
 			if s.Phase == Ending && e.Kind == ExitedWell {
 				return s.end(EndJob)
@@ -155,6 +161,7 @@ type world struct {
 	well    bool // the job has ended as it may by a signal to leave
 	leaving bool // it is noted that the job is to leave
 	done    bool // the job has finished, and nobody had told it to leave
+	asked   bool // the job got a signal that asks it to end
 	broken  string
 }
 
@@ -187,6 +194,9 @@ func (w *world) do(a Action) {
 	}
 	if slices.Contains([]Action{Look, Checkpoint, Pause, Last}, a) && w.job == paused {
 		w.fail("%s of a paused job", a)
+	}
+	if a == Begin && w.job == ended && (w.told || w.done || w.asked) {
+		w.fail("%s: the job was asked to end, and is started again", a)
 	}
 	switch a {
 	case Begin, AwaitMove:
@@ -244,6 +254,9 @@ func (w world) happen(on on, e Event) world {
 	for _, a := range do {
 		w.do(a)
 	}
+	if e.Kind == Quit && (before.Phase == Ending || slices.Contains(do, Pass) && !before.Paused) {
+		w.asked = true
+	}
 	if w.state.Doing != w.doing && w.state.Phase != Over {
 		w.fail("%s is under way, and not %q", w.doing, w.state.Doing)
 	}
@@ -278,7 +291,7 @@ func (w world) outcomes() (all []outcome) {
 	case Begin:
 		here := func(j job, news bool) func(*world) {
 			return func(w *world) { // signals that were kept come again
-				w.job, w.news, w.told, w.pressed = j, news, false, w.state.Hurry
+				w.job, w.news, w.told, w.pressed, w.well, w.asked = j, news, false, w.state.Hurry, false, false
 			}
 		}
 		end(Event{Kind: Here}, here(runs, false))
@@ -315,9 +328,11 @@ func (w world) outcomes() (all []outcome) {
 		for _, kind := range []Kind{Exited, Fenced, Failed} {
 			end(Event{Kind: kind}, nil)
 		}
+		end(Event{Kind: Exited, Again: true}, nil)
 		end(Event{Kind: ExitedWell}, func(w *world) { w.well = true })
 	case Listen:
 		end(ok, nil)
+		end(Event{Kind: Done, OK: true, Again: true}, nil)
 	}
 	return all
 }

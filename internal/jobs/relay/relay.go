@@ -10,6 +10,7 @@ import (
 	"os"
 	"slices"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -33,7 +34,7 @@ type Relay struct {
 
 	closed      context.Context // ends every connection
 	close       context.CancelFunc
-	inside      *netns.Namespace
+	inside      atomic.Pointer[netns.Namespace]
 	tasks       sync.WaitGroup
 	connections chan struct{} // has an element for each
 	maxSenders  int           // of a port
@@ -100,10 +101,10 @@ func (r *Relay) Published() []Publish { return slices.Clone(r.published) }
 // job has sent last.
 func (r *Relay) Serve(ctx context.Context, namespace *os.File) (err error) {
 	defer r.Close()
-	if r.inside, err = netns.Enter(namespace); err != nil {
+	if err := r.Move(namespace); err != nil {
 		return err
 	}
-	defer r.inside.Close()
+	defer func() { r.inside.Load().Close() }()
 	defer context.AfterFunc(ctx, func() { r.end(grace) })()
 	for i, p := range r.published {
 		switch listener := r.listeners[i].(type) {
@@ -114,6 +115,18 @@ func (r *Relay) Serve(ctx context.Context, namespace *os.File) (err error) {
 		}
 	}
 	r.tasks.Wait()
+	return nil
+}
+
+// Move has a relay that serves connect to another namespace from now on: that of the job after a restart.
+func (r *Relay) Move(namespace *os.File) error {
+	inside, err := netns.Enter(namespace)
+	if err != nil {
+		return err
+	}
+	if before := r.inside.Swap(inside); before != nil {
+		before.Close()
+	}
 	return nil
 }
 

@@ -46,7 +46,7 @@ func (r *Relay) connect(peer *net.TCPConn, port uint16) {
 	defer reset(peer) // as a closed port does; after Close it does nothing
 	var conn net.Conn
 	for _, address := range netns.Loopback(port) {
-		if c, err := r.inside.Dial(r.closed, unix.SOCK_STREAM, address); err == nil {
+		if c, err := r.inside.Load().Dial(r.closed, unix.SOCK_STREAM, address); err == nil {
 			conn = c
 			break
 		}
@@ -163,7 +163,7 @@ func (r *Relay) use(s *sender) {
 // admit passes the first datagram of a flow, if the job takes it.
 func (r *Relay) admit(port uint16, data []byte) *sender {
 	for _, address := range netns.Loopback(port) {
-		conn, err := r.inside.Dial(r.closed, unix.SOCK_DGRAM, address)
+		conn, err := r.inside.Load().Dial(r.closed, unix.SOCK_DGRAM, address)
 		if err != nil {
 			continue
 		}

@@ -136,6 +136,20 @@ func (s *Store) Fenced() error {
 	return nil
 }
 
+// Renew makes this process the owner once more, as a new one would be: with the next generation.
+func (s *Store) Renew() error {
+	if err := s.mayChange(); err != nil {
+		return err
+	}
+	next := s.owner
+	next.Generation++
+	if err := ownerKind.Write(s.dir, next); err != nil {
+		return err
+	}
+	s.owner = next
+	return nil
+}
+
 // mayChange fails if this store must not change anything.
 func (s *Store) mayChange() error {
 	if s.lock == nil || s.closed.Load() {
