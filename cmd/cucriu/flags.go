@@ -204,6 +204,17 @@ func folderFlag(cmd *cobra.Command, to *string, name, short, usage string) {
 	_ = cmd.MarkFlagDirname(name)
 }
 
+// programFlag adds an option that is a program with its arguments; none if it is empty.
+func programFlag(cmd *cobra.Command, to *[]string, name, usage string) {
+	cmd.Flags().Var(&value{kind: "program", set: func(text string) error {
+		*to = strings.Fields(text)
+		if len(*to) > 0 && strings.Contains((*to)[0], "/") && !filepath.IsAbs((*to)[0]) {
+			return errors.New("must begin with an absolute path, or with the name of a program in PATH")
+		}
+		return nil
+	}}, name, usage)
+}
+
 // sizeFlag adds an option that is a number of bytes, such as 500G; 0 if it was not given.
 func sizeFlag(cmd *cobra.Command, to *int64, name, usage string) {
 	cmd.Flags().Var(&value{kind: "size", set: func(text string) (err error) {

@@ -66,6 +66,9 @@ type Options struct {
 	// AtStandstill, if it is set, is called on a dump once criu has written its images into dir. No
 	// process of the tree runs then. If it returns an error, the dump fails.
 	AtStandstill func(ctx context.Context, dir string) error
+	// BeforeResume, if it is set, is called on a restore once all processes are there and before any of them runs. They do
+	// not have their GPU state yet. If it returns an error, criu undoes the restore.
+	BeforeResume func(ctx context.Context) error
 
 	// Written, if it is set, is told of the files of the GPU state as they grow: see
 	// [pages.Writer].
@@ -467,6 +470,11 @@ func (d *criuSession) notified(ctx context.Context, action string, pid int) erro
 	if d.kind == journal.KindRestore && err == nil {
 		if err := d.checkImage(ctx, action); err != nil {
 			return err
+		}
+		if action == criuutil.StagePostRestore && d.options.BeforeResume != nil {
+			if err := d.options.BeforeResume(ctx); err != nil {
+				return err
+			}
 		}
 	}
 	d.outcomeSaid = d.outcomeSaid || err != nil && (action == criuutil.StagePreDump || d.kind == journal.KindRestore)

@@ -10,8 +10,6 @@ import (
 	"path/filepath"
 	"strings"
 
-	"github.com/google/renameio/v2"
-
 	"cucriu/cudackpt"
 	"cucriu/internal/jobs/job"
 	"cucriu/internal/jobs/relay"
@@ -25,9 +23,8 @@ const (
 	aboutName = "instance.json"
 	// aboutUnit is of what the size of the file is a multiple, in bytes: criu restores a job that has it open or mapped
 	// only if it has the size that it had.
-	aboutUnit    = 4096
-	aboutVersion = 1
-	mostAddress  = 32
+	aboutUnit   = 4096
+	mostAddress = 32
 )
 
 // about is what a job can read of itself. All users can, so it has no secrets.
@@ -47,7 +44,7 @@ type about struct {
 // showAbout writes what a job can read of itself, before its first thread runs, and has the sandbox show it. Where that
 // cannot be, the job runs without.
 func (s *starter) showAbout(g job.GPUs, spec *sandbox.Spec) {
-	a := about{Version: aboutVersion, Directory: filepath.Dir(s.seenOutput()), GPUs: g.Visible}
+	a := about{Version: 1, Directory: filepath.Dir(s.seenOutput()), GPUs: g.Visible}
 	a.Incarnation = strings.Join(strings.Fields(s.fence.Text), "-")
 	if a.Directory != s.Dir {
 		a.HostDirectory = s.Dir
@@ -62,59 +59,46 @@ func (s *starter) showAbout(g job.GPUs, spec *sandbox.Spec) {
 			a.Addresses = append(a.Addresses, at.IP.String())
 		}
 	}
-	data, err := s.encodeAbout(a)
-	path := s.aboutPath()
-	dir := filepath.Dir(path)
-	for _, dir := range []string{aboutDir, dir} {
-		err = errors.Join(err, os.MkdirAll(dir, 0o755))
-	}
-	if err == nil {
-		err = os.Chmod(dir, 0o755) // whatever the umask is
-	}
-	if err == nil { // by another name first: an earlier sandbox may have to end yet
-		err = renameio.WriteFile(path, data, 0o644, renameio.WithTempDir(dir), renameio.IgnoreUmask())
-	}
+	err := errors.Join(os.MkdirAll(aboutDir, 0o755), os.MkdirAll(s.aboutFolder(), 0o755),
+		os.Chmod(s.aboutFolder(), 0o755), s.writeAbout(a)) // whatever the umask is
 	if err != nil {
 		s.say(fmt.Sprintf("the job has no %s: %v", filepath.Join(aboutDir, aboutName), err))
 		return
 	}
-	spec.Shown = append(spec.Shown, sandbox.Shown{Dir: dir, At: aboutDir, ReadOnly: true})
+	spec.Shown = append(spec.Shown, sandbox.Shown{Dir: s.aboutFolder(), At: aboutDir, ReadOnly: true})
 }
 
-func (s *starter) aboutPath() string {
-	return filepath.Join(s.runDir, filepath.Base(aboutDir), aboutName)
-}
+func (s *starter) aboutFolder() string { return filepath.Join(s.runDir, filepath.Base(aboutDir)) }
 
-// encodeAbout adds what belongs to the supervisor.
-func (s *starter) encodeAbout(a about) ([]byte, error) {
-	if a.Name, a.Ports = s.record.Name, nil; s.relay != nil {
-		a.Ports = s.relay.Published()
-	}
-	data, err := json.MarshalIndent(a, "", "\t")
-	data = append(data, bytes.Repeat([]byte(" "), aboutUnit-1-len(data)%aboutUnit)...)
-	return append(data, '\n'), err
-}
-
-// updateAbout tells a job that runs what its new supervisor has changed. It writes over the file: criu could not restore
-// a job that has one open whose name leads to another one.
+// updateAbout tells a job that runs what its new supervisor has changed.
 func (s *starter) updateAbout() error {
-	before, err := os.ReadFile(s.aboutPath())
+	data, err := os.ReadFile(filepath.Join(s.aboutFolder(), aboutName))
 	if err != nil {
 		return nil // an earlier version has started the job, or it was adopted
 	}
 	var a about
-	if err := json.Unmarshal(before, &a); err != nil {
+	if err := json.Unmarshal(data, &a); err != nil {
 		return err
 	}
-	now, err := s.encodeAbout(a)
-	if err != nil || bytes.Equal(now, before) {
+	return s.writeAbout(a)
+}
+
+// writeAbout adds what belongs to the supervisor. It writes over the file, at once: criu could not restore a job that
+// has one open whose name leads to another one.
+func (s *starter) writeAbout(a about) error {
+	if a.Name, a.Ports = s.record.Name, nil; s.relay != nil {
+		a.Ports = s.relay.Published()
+	}
+	data, err := json.MarshalIndent(a, "", "\t")
+	if err != nil {
 		return err
 	}
-	f, err := os.OpenFile(s.aboutPath(), os.O_WRONLY, 0)
+	data = append(append(data, bytes.Repeat([]byte(" "), aboutUnit-1-len(data)%aboutUnit)...), '\n')
+	f, err := os.OpenFile(filepath.Join(s.aboutFolder(), aboutName), os.O_WRONLY|os.O_CREATE, 0o644)
 	if err != nil {
 		return err
 	}
 	defer f.Close()
-	_, err = f.WriteAt(now, 0)
-	return errors.Join(err, f.Truncate(int64(len(now))))
+	_, err = f.WriteAt(data, 0)
+	return errors.Join(err, f.Truncate(int64(len(data))), f.Chmod(0o644))
 }

@@ -126,6 +126,10 @@ func (s *supervisor) attend(ctx context.Context) {
 	if s.waitAll {
 		go s.tellOthers(ctx, s.root, s.command)
 	}
+	if s.starter.started != nil {
+		go s.runStarted(s.checkpointer.housekeeping, *s.instance, s.starter.started)
+		s.starter.started = nil
+	}
 	s.timers.look.Reset(lookAfter)
 	if s.CheckpointWhen.String() != "" && s.status.newest() == nil {
 		s.waitsForFirst.Add(1)

@@ -30,6 +30,8 @@ type starter struct {
 	fence  sandbox.Fence
 	paused bool // the job already runs, and is paused
 	steps  steps
+	// started is a program to be run now that the job does; nil for none.
+	started *job.Program
 }
 
 // begin brings the job to run, or finds that it has finished. told is cancelled, at the latest with ctx,
@@ -78,6 +80,9 @@ func (s *starter) begin(ctx, told context.Context) error {
 		}
 		if s.record.Image != nil {
 			return s.startFromImage(told)
+		}
+		if len(s.OnStart) > 0 {
+			ctx = told // else it takes no time
 		}
 		return s.start(ctx)
 	}
@@ -224,6 +229,7 @@ func (s *starter) start(ctx context.Context) error {
 	if s.user != nil {
 		start.Env, start.User = s.user.Environment(env), &s.user.Credential
 	}
+	start.Before = s.program("--on-start", s.OnStart, start.User)
 	err = s.newSandbox(ctx, g, sandbox.Spec{FirstPID: firstPID, Start: start})
 	if errors.As(err, new(*job.NotStartedError)) {
 		return errors.Join(err, s.withdraw())
@@ -231,7 +237,11 @@ func (s *starter) start(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
+	if s.sandbox.Note != "" {
+		s.say(s.sandbox.Note)
+	}
 	s.tell(Event{Event: EventStarted, Message: fmt.Sprintf("%s: %s", s.record.Name, strings.Join(s.record.Command, " "))})
+	s.started = s.program("--on-started", s.OnStarted, start.User)
 	return s.openRoot()
 }
 

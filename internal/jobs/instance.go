@@ -162,6 +162,9 @@ func (in *instance) ask(ctx context.Context, r inside.Request) (a inside.Answer,
 		}
 		return inside.Answer{}, fmt.Errorf("%s in the job's sandbox: %w", r.Op, errors.Join(waitErr, err))
 	}
+	if a.NotReady {
+		return a, &job.NotStartedError{Err: errors.New(a.Error), Status: job.StatusNotReady}
+	}
 	if a.Error != "" {
 		return a, &insideError{a.Error, a.Refused, a.NoRoom && !a.NotBack}
 	}

@@ -51,6 +51,9 @@ type Options struct {
 	Compress pages.Codec
 	// VerifyUnchanged copies GPU memory that counts as unchanged all the same, and fails if it has changed.
 	VerifyUnchanged bool
+	// OnStart is a program, with its arguments, that runs before the job, and OnStarted one that runs once the job does,
+	// each time it is started or resumed. If the first fails, the job does not run.
+	OnStart, OnStarted []string
 	// WaitAll ends the job with its last process, and not with its command.
 	WaitAll bool
 	// Takeover takes the job away from a host that has not given it back.

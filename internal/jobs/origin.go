@@ -391,6 +391,12 @@ func (s *starter) startFromImage(ctx context.Context) error {
 	s.sayNeighbor(ctx, c)
 	shown := sandbox.Shown{Dir: from.Path, At: filepath.Join(s.Dir, shownImage), ReadOnly: true}
 	if err := s.restore(ctx, c, shown, copies); err != nil {
+		if errors.As(err, new(*job.NotStartedError)) {
+			if copies { // which are not as they were copied any more
+				err = errors.Join(err, os.RemoveAll(filepath.Join(s.Dir, privateDir)))
+			}
+			return errors.Join(err, s.withdraw())
+		}
 		if preflight.Refused(err) {
 			return refuse(err)
 		}

@@ -51,7 +51,7 @@ func (s *starter) resumeNewest(ctx context.Context, all []store.Checkpoint) erro
 			}
 			return nil
 		}
-		if ctx.Err() != nil {
+		if ctx.Err() != nil || errors.As(err, new(*job.NotStartedError)) {
 			return err
 		}
 		if preflight.Refused(err) {
@@ -111,7 +111,7 @@ func (s *starter) resumeTwice(ctx context.Context, c store.Checkpoint) error {
 	switch {
 	case err == nil, ctx.Err() != nil, c.Err != nil, errors.As(err, new(*store.DamageError)), errors.As(err, new(*files.OtherNameError)):
 		return err
-	case preflight.Refused(err):
+	case preflight.Refused(err), errors.As(err, new(*job.NotStartedError)):
 		return err
 	}
 	s.tell(Event{Event: EventFailed, Checkpoint: c.Name, Message: fmt.Sprintf("checkpoint %s could not be restored, trying again: %v", called(c), err)})
@@ -206,6 +206,10 @@ func (s *starter) restore(ctx context.Context, c store.Checkpoint, image sandbox
 			return preflight.AsRefusal(err)
 		}
 	}
+	as, err := s.programUser(c)
+	if err != nil {
+		return preflight.AsRefusal(err)
+	}
 	if err := s.replaceOurs(c); err != nil {
 		return preflight.AsRefusal(err)
 	}
@@ -243,7 +247,8 @@ func (s *starter) restore(ctx context.Context, c store.Checkpoint, image sandbox
 	s.steps.over("sandbox")
 	restore := inside.Request{
 		Op: inside.Restore, Images: image.At, Undo: s.undoFile(), Output: s.seenOutput(), Copies: copies,
-		Dumped: c.IsDump(),
+		Dumped:  c.IsDump(),
+		Program: s.program("--on-start", s.OnStart, as),
 	}
 	turn, err := s.awaitNames(ctx, c.Dir)
 	if err != nil {
@@ -269,6 +274,7 @@ func (s *starter) restore(ctx context.Context, c store.Checkpoint, image sandbox
 	}
 	s.tellChanges(a.Changes)
 	s.setRunning()
+	s.started = s.program("--on-started", s.OnStarted, as)
 	return nil
 }
 

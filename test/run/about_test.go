@@ -16,8 +16,8 @@ import (
 // aboutFile is where a job reads who it is.
 const aboutFile = "/run/cucriu-job/instance.json"
 
-// aboutReader is a job that has the file with what it is open and mapped, and its directory as working directory. It says
-// again and again what it reads, and whether it could write there.
+// aboutReader is a job that has the file with what it is open and mapped, and its directory as working directory. It
+// says again and again what it reads, and whether it could write there.
 const aboutReader = `
 import json, mmap, os, sys, time
 os.chdir("/run/cucriu-job")
@@ -69,7 +69,7 @@ type instance struct {
 	Addresses []string
 }
 
-// reads waits until the job has read another incarnation than before, the same by each way, and returns what it has read.
+// reads waits until the job has read another incarnation than before, by each way the same, and returns what it read.
 func (w *world) reads(before string) (is instance) {
 	w.t.Helper()
 	var by readBy
@@ -90,8 +90,8 @@ func (w *world) reads(before string) (is instance) {
 	return is
 }
 
-// TestAJobReadsWhoItIs in each sandbox anew: at its first start, from an image, after a preemption. It may have the file
-// open, mapped, and its directory as working directory. It cannot write there, even as root.
+// TestAJobReadsWhoItIs in each sandbox anew: at its first start, from an image, after a preemption. It may have the
+// file open, mapped, and its directory as working directory. It cannot write there, even as root.
 func TestAJobReadsWhoItIs(t *testing.T) {
 	testenv.Simulated(t, func(t *testing.T) {
 		w := emptyWorld(t)
@@ -111,10 +111,12 @@ func TestAJobReadsWhoItIs(t *testing.T) {
 		incarnations := []string{first.Incarnation}
 		for i := range 2 {
 			job, port := w.from(), testenv.FreePort(t)
-			jobs, runs = append(jobs, job), append(runs, job.startFrom(w, "--publish", "127.0.0.1:"+port+":80", "--publish", "0:53/udp"))
+			jobs = append(jobs, job)
+			runs = append(runs, job.startFrom(w, "--publish", "127.0.0.1:"+port+":80", "--publish", "0:53/udp"))
 			is := job.reads(first.Incarnation)
 			image := filepath.Join(w.dir, "checkpoints", "000001")
-			if is.Directory != w.dir || is.HostDirectory != job.dir || is.Image != image || slices.Contains(incarnations, is.Incarnation) {
+			if is.Directory != w.dir || is.HostDirectory != job.dir || is.Image != image ||
+				slices.Contains(incarnations, is.Incarnation) {
 				t.Errorf("job %d reads %+v", i, is)
 			}
 			if p := is.Ports; len(p) != 2 || p[0].Address != "127.0.0.1" || strconv.Itoa(p[0].New) != port || p[0].Old != 80 ||

@@ -58,7 +58,15 @@ func Serve(ctx context.Context, hook *hooks.Hook, criu string, in io.Reader, out
 	if hook = hook.Filled(); r.Op != Restore { // which may say for what it waits
 		hook.Log = slog.New(told{hook.Log.Handler(), said, r.PIDs})
 	}
-	if r.Op == Probe { // beside all others
+	if r.Op == Run { // beside all others, as is a trial
+		note, err := r.Program.Run(ctx)
+		a := Answer{Notes: []string{note}}
+		if err != nil {
+			a.Error = err.Error()
+		}
+		return json.NewEncoder(out).Encode(a)
+	}
+	if r.Op == Probe {
 		trial := checkpoint.Probe(ctx, hook, r.Images, checkpoint.ProbeOptions{
 			Command: []string{self.Path, checkpoint.CommandProbe}, Criu: criu, Before: r.Tried,
 		})
@@ -283,7 +291,21 @@ func restore(ctx context.Context, hook *hooks.Hook, criu string, r Request) (a A
 		options.Inherit = append(options.Inherit, *terminal)
 	}
 	options.Supervised = true
+	var notReady error
+	if r.Program != nil {
+		options.BeforeResume = func(ctx context.Context) (err error) {
+			var note string
+			if note, err = r.Program.Run(ctx); note != "" {
+				a.Notes = append(a.Notes, note)
+			}
+			a.NotReady, notReady = err != nil, err
+			return err
+		}
+	}
 	a.Result, err = checkpoint.Restore(ctx, hook, r.Images, options)
+	if notReady != nil { // which is all that people need to hear
+		return a, notReady
+	}
 	if isOfImage(err) {
 		err = preflight.AsFailure(err)
 	}

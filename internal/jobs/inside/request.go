@@ -13,6 +13,7 @@ import (
 
 	"cucriu/hooks/checkpoint"
 	"cucriu/hooks/image"
+	"cucriu/internal/jobs/job"
 	"cucriu/internal/jobs/sandbox"
 	"cucriu/internal/kit/files"
 	"cucriu/internal/kit/proc"
@@ -34,6 +35,7 @@ const (
 	Unpause Op = "unpause"
 	Check   Op = "check"
 	Probe   Op = "probe"
+	Run     Op = "run" // a program beside the job
 )
 
 // What says what is done, to people.
@@ -41,6 +43,7 @@ func (o Op) What() string {
 	return map[Op]string{
 		Dump: "the dump", Restore: "the restore", Recover: "recovery of what an earlier supervisor had begun",
 		Pause: "the pause", Unpause: "the resume", Check: "the inspection of the job", Probe: "the trial restore",
+		Run: "the program of --on-started",
 	}[o]
 }
 
@@ -68,6 +71,8 @@ type Request struct {
 	Copies bool `json:"copies,omitempty"`
 	// Dumped says that the image is that of a dump, which holds no files of the job.
 	Dumped bool `json:"dumped,omitempty"`
+	// Program runs once all processes are restored and before any of them does.
+	Program *job.Program `json:"program,omitempty"`
 	// End says that a dump ends the job once its image is complete.
 	End bool `json:"end,omitempty"`
 	// WaitAll says that a dump of what the command has left when it ended is of use.
@@ -102,6 +107,8 @@ type Answer struct {
 	NotBack bool `json:"not_back,omitempty"`
 	// Refused says that the job was not touched.
 	Refused bool `json:"refused,omitempty"`
+	// NotReady says that the program which was to run before the job has failed.
+	NotReady bool `json:"not_ready,omitempty"`
 	// NoRoom says that the job stood still when its image was found not to fit where it was to go.
 	NoRoom bool `json:"no_room,omitempty"`
 }

@@ -1,6 +1,7 @@
 package sandbox
 
 import (
+	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -24,6 +25,7 @@ import (
 // ready is what init says when the sandbox is ready, or cannot be made.
 type ready struct {
 	Root   int    `json:"root,omitempty"`
+	Note   string `json:"note,omitempty"`
 	Error  string `json:"error,omitempty"`
 	Status int    `json:"status,omitempty"` // the exit status for the error
 }
@@ -44,13 +46,24 @@ func Init(dir string) error {
 	if err != nil {
 		return err
 	}
+	ctx, gone := context.WithCancelCause(context.Background())
+	defer gone(nil)
+	heard := make(chan error, 1)
+	go func() {
+		_, err := io.ReadFull(recorded, make([]byte, 1))
+		if err != nil {
+			err = fmt.Errorf("the program that made the sandbox has gone: %w", err)
+			gone(err)
+		}
+		heard <- err
+	}()
 	var begun begun
 	known, err := holdAlive(spec.HostDir)
 	if err == nil {
 		defer known.Close()
-		begun, err = begin(dir, spec)
+		begun, err = begin(ctx, dir, spec)
 	}
-	r := ready{Root: begun.root}
+	r := ready{Root: begun.root, Note: begun.note}
 	if err != nil {
 		r.Error = err.Error()
 		if failed := new(job.NotStartedError); errors.As(err, &failed) {
@@ -63,8 +76,8 @@ func Init(dir string) error {
 	if err != nil {
 		return err
 	}
-	if _, err := io.ReadFull(recorded, make([]byte, 1)); err != nil {
-		return fmt.Errorf("the program that made the sandbox has gone: %w", err)
+	if err := <-heard; err != nil {
+		return err
 	}
 	go func() {
 		begun.fence.watch()
@@ -80,11 +93,12 @@ func Init(dir string) error {
 type begun struct {
 	fence   Fence
 	root    int      // pid of the job's root process
+	note    string   // of what has run before the job
 	console *console // nil if the job has no terminal
 }
 
 // begin makes what is inside a sandbox, and starts the job there if that is to be started.
-func begin(dir string, spec Spec) (b begun, err error) {
+func begin(ctx context.Context, dir string, spec Spec) (b begun, err error) {
 	if os.Getpid() != 1 {
 		return b, errors.New("this command is only for the first process of a job's sandbox")
 	}
@@ -95,6 +109,11 @@ func begin(dir string, spec Spec) (b begun, err error) {
 	if spec.Terminal != nil {
 		if b.console, err = newConsole(dir, *spec.Terminal); err != nil {
 			return b, err
+		}
+	}
+	if spec.Start != nil && spec.Start.Before != nil {
+		if b.note, err = spec.Start.Before.Run(ctx); err != nil {
+			return b, &job.NotStartedError{Err: err, Status: job.StatusNotReady}
 		}
 	}
 	if spec.Start != nil {

@@ -76,6 +76,8 @@ type Start struct {
 	Output string              `json:"output"` // the file to which its output is appended
 	User   *syscall.Credential `json:"user,omitempty"`
 	First  string              `json:"first,omitempty"` // see [job.Command]
+	// Before runs before the job, which is not started if it fails; nil for none.
+	Before *job.Program `json:"before,omitempty"`
 	// FileSize is how large files it may write; nil for what this program may.
 	FileSize *unix.Rlimit `json:"file_size,omitempty"`
 }

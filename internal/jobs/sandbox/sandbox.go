@@ -40,6 +40,7 @@ var (
 type Sandbox struct {
 	Record
 	Dir  string        // of its records
+	Note string        // of what has run before the job that New has started
 	init *proc.Process // of an adopted job, its keeper; nil if that has gone
 	root *proc.Process // of an adopted job; nil if it has ended
 
@@ -108,6 +109,7 @@ func New(ctx context.Context, dir, runDir string, spec Spec) (*Sandbox, error) {
 	if err != nil {
 		return nil, err
 	}
+	p.Note = r.Note
 	if _, err := recorded.Write([]byte{1}); err != nil {
 		return nil, errors.Join(fmt.Errorf("make a sandbox for the job: %w", err), p.Kill(), p.Close())
 	}
