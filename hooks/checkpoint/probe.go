@@ -27,6 +27,7 @@ import (
 	"cucriu/hooks/image"
 	"cucriu/internal/core/session"
 	"cucriu/internal/kit/criuimage"
+	"cucriu/internal/kit/imagedir"
 	"cucriu/internal/kit/netns"
 	"cucriu/internal/kit/proc"
 	"cucriu/internal/kit/rundir"
@@ -242,7 +243,11 @@ func (r *probeRequest) try(ctx context.Context, putBack func(ctx context.Context
 	if err := s.covers(r.Paths); err != nil {
 		return t, err
 	}
-	if err := netns.AddLoopback(); err != nil {
+	sockets, err := imagedir.Open(dir).Sockets()
+	if err == nil {
+		err = netns.AddLoopback(sockets.Local)
+	}
+	if err != nil {
 		return t, err
 	}
 	if err := putBack(ctx, dir); err != nil {

@@ -295,7 +295,8 @@ func (s *starter) newSandbox(ctx context.Context, g job.GPUs, spec sandbox.Spec)
 		if err != nil {
 			return err
 		}
-		spec.OwnNetwork, spec.OwnTerminals, spec.Shown = true, true, append(spec.Shown, shown...)
+		spec.OwnNetwork, spec.Addresses, spec.OwnTerminals = true, from.Addresses, true
+		spec.Shown = append(spec.Shown, shown...)
 	}
 	s.showAbout(g, &spec)
 	return s.makeSandbox(func(dir, runDir string) (err error) {

@@ -63,9 +63,10 @@ func (s *core) publishPorts() error {
 	}
 	s.relays = true
 	s.inform("published: " + strings.Join(ports, " "))
+	addresses := s.record.Image.Addresses
 	go func() {
 		defer namespace.Close()
-		s.sayError(s.relay.Serve(context.Background(), namespace))
+		s.sayError(s.relay.Serve(context.Background(), namespace, addresses))
 	}()
 	return nil
 }

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"net/netip"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -51,6 +52,9 @@ type origin struct {
 	Dir        string   `json:"dir"`
 	PrivateTmp bool     `json:"private_tmp,omitempty"`
 	Private    []string `json:"private,omitempty"` // directories; the copy of number n is in D/private/n
+	// Addresses are what the job's own network has beside loopback addresses: those at which the image and the job's
+	// checkpoints have sockets, and those of the job of the image.
+	Addresses []netip.Addr `json:"addresses,omitempty"`
 }
 
 const (
@@ -105,6 +109,9 @@ func recordFrom(o Options) (record, error) {
 	}
 	if _, of := ownerOf(path); len(of.Command) > 0 { // else only its name is known
 		r.Command, r.WorkDir = of.Command, of.WorkDir
+		if of.Image != nil {
+			from.Addresses = of.Image.Addresses
+		}
 	}
 	return r, nil
 }
@@ -408,7 +415,32 @@ func (s *starter) startFromImage(ctx context.Context) error {
 	if with, err := image.ReadOptions(c.Dir); err == nil && len(with.Pipes) > 0 {
 		s.inform("the job of the image wrote into pipes; this one writes to " + s.outputPath() + " instead")
 	}
+	if len(from.Addresses) > 0 {
+		s.inform(fmt.Sprintf("the job's network has the addresses that it had: %v", from.Addresses))
+	}
 	return s.openRoot()
+}
+
+// takeAddresses notes at which addresses an image of a job from an image has sockets, before they are needed.
+func (s *starter) takeAddresses(images string) error {
+	from := s.record.Image
+	if from == nil {
+		return nil
+	}
+	sockets, err := imagedir.Open(images).Sockets()
+	if err != nil {
+		return err
+	}
+	before := len(from.Addresses)
+	for _, address := range sockets.Local {
+		if !slices.Contains(from.Addresses, address) {
+			from.Addresses = append(from.Addresses, address)
+		}
+	}
+	if len(from.Addresses) > before {
+		s.sayError(s.record.write(s.Dir)) // a full disk does not stop a job
+	}
+	return nil
 }
 
 // sayNeighbor says if another program uses a GPU of a job that uses several: a checkpoint of such a job is refused.

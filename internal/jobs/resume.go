@@ -218,6 +218,9 @@ func (s *starter) restore(ctx context.Context, c store.Checkpoint, image sandbox
 			return preflight.AsRefusal(err)
 		}
 	}
+	if err := s.takeAddresses(c.Dir); err != nil {
+		return err
+	}
 	if err := s.endSandbox(); err != nil { // an earlier try's, if that could not do it
 		return err
 	}

@@ -19,11 +19,6 @@ import (
 	"cucriu/internal/kit/proc"
 )
 
-func loopback(port uint16) []netip.AddrPort {
-	all := netns.Loopback(port)
-	return all[:]
-}
-
 const (
 	maxAnswer     = 64 << 10         // bytes
 	answerTimeout = 10 * time.Second // of a server that has taken the connection

@@ -17,6 +17,8 @@ import (
 	"unicode"
 
 	"golang.org/x/sys/unix"
+
+	"cucriu/internal/kit/netns"
 )
 
 // Condition is when a job is ready. The zero Condition is none.
@@ -46,7 +48,7 @@ func Parse(text string) (Condition, error) {
 		if err != nil || port == 0 {
 			return c, fmt.Errorf("%q: a port is a number between 1 and 65535", text)
 		}
-		c.connects = loopback(uint16(port))
+		c.connects = netns.Loopback(uint16(port))
 		return c, nil
 	case "file":
 		if c.file = rest; !filepath.IsAbs(rest) {
@@ -78,7 +80,7 @@ func (c *Condition) parseURL() (err error) {
 	}
 	host := c.url.Hostname()
 	if host == "localhost" {
-		c.connects = loopback(uint16(port))
+		c.connects = netns.Loopback(uint16(port))
 		return nil
 	}
 	address, err := netip.ParseAddr(host)

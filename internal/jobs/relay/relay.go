@@ -35,6 +35,7 @@ type Relay struct {
 	closed      context.Context // ends every connection
 	close       context.CancelFunc
 	inside      atomic.Pointer[netns.Namespace]
+	others      []netip.Addr // of the job, beside loopback addresses
 	tasks       sync.WaitGroup
 	connections chan struct{} // has an element for each
 	maxSenders  int           // of a port
@@ -98,9 +99,10 @@ func (r *Relay) Published() []Publish { return slices.Clone(r.published) }
 
 // Serve relays to a network namespace, an open /proc/PID/ns/net, and keeps that until it returns. It is called once. It
 // returns after Close, or when ctx is done: then the ports are closed at once, and peers have a second to take what the
-// job has sent last.
-func (r *Relay) Serve(ctx context.Context, namespace *os.File) (err error) {
+// job has sent last. What does not listen at a loopback address is looked for at the others.
+func (r *Relay) Serve(ctx context.Context, namespace *os.File, others []netip.Addr) (err error) {
 	defer r.Close()
+	r.others = others
 	if err := r.Move(namespace); err != nil {
 		return err
 	}

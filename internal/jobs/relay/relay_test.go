@@ -111,7 +111,7 @@ func serve(t *testing.T, r *Relay, namespace *os.File) (served chan struct{}, st
 	served = make(chan struct{})
 	go func() {
 		defer close(served)
-		if err := r.Serve(ctx, namespace); err != nil {
+		if err := r.Serve(ctx, namespace, nil); err != nil {
 			t.Error(err)
 		}
 	}()
@@ -476,7 +476,7 @@ func TestNamespaceHasGone(t *testing.T) {
 	must(t, err)
 	defer null.Close()
 	for _, file := range []*os.File{null, namespace} {
-		if err := other.Serve(t.Context(), file); err == nil || !strings.Contains(err.Error(), "network namespace") {
+		if err := other.Serve(t.Context(), file, nil); err == nil || !strings.Contains(err.Error(), "network namespace") {
 			t.Error(err)
 		}
 	}

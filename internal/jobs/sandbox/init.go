@@ -150,7 +150,7 @@ func furnish(dir string, spec Spec) error {
 		}
 	}
 	if spec.OwnNetwork {
-		if err := netns.AddLoopback(); err != nil {
+		if err := netns.AddLoopback(spec.Addresses); err != nil {
 			return err
 		}
 	}

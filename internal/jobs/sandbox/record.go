@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"net/netip"
 	"syscall"
 	"time"
 
@@ -43,6 +44,8 @@ type Spec struct {
 	PrivateTmp bool `json:"private_tmp,omitempty"`
 	// OwnNetwork says that the sandbox has a network of its own: loopback, and nothing else.
 	OwnNetwork bool `json:"own_network,omitempty"`
+	// Addresses are what its loopback interface has beside its own.
+	Addresses []netip.Addr `json:"addresses,omitempty"`
 	// OwnTerminals says that the sandbox has pseudo terminals of its own, whose numbers nobody else can have.
 	OwnTerminals bool `json:"own_terminals,omitempty"`
 	// Shown are the directories that the job sees in place of others, in the order in which they are mounted.

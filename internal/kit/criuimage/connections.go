@@ -2,7 +2,9 @@ package criuimage
 
 import (
 	"encoding/binary"
+	"errors"
 	"fmt"
+	"net"
 	"net/netip"
 	"os"
 	"path/filepath"
@@ -23,12 +25,12 @@ const (
 	tcpListen = 10
 )
 
-// Connection is a TCP connection of a process.
+// Connection is a TCP connection of a process, or where a UDP socket is connected to.
 type Connection struct{ Local, Remote netip.AddrPort }
 
 func (c Connection) String() string { return c.Local.String() + " to " + c.Remote.String() }
 
-// OutsideConnections returns the TCP connections of the images whose other end is not in them.
+// OutsideConnections returns the connections of the images that lead out of them: see [FileChanges].
 func OutsideConnections(dir string) ([]Connection, error) {
 	entries, err := readFiles(dir)
 	if err != nil {
@@ -44,7 +46,7 @@ func OutsideConnections(dir string) ([]Connection, error) {
 // FileChanges is how the files that a restore opens are to differ from those of an image.
 type FileChanges struct {
 	// CloseOutside puts sockets that are not connected in place of TCP connections whose other end is
-	// not in the image.
+	// not in the image, and in place of UDP sockets that are connected to where this network does not lead.
 	CloseOutside bool
 	// NameSocket returns the name that a UNIX socket gets instead of the one in the image. Abstract
 	// names begin with NUL.
@@ -92,12 +94,16 @@ func WriteChangedFiles(dir, to string, changes FileChanges) (changed bool, err e
 	return true, os.WriteFile(filepath.Join(to, FilesName), data, 0o600)
 }
 
-// outsideOf returns the sockets among the open files whose other end is not among them.
+// outsideOf returns the sockets among the open files whose other end is not among them: those of TCP, and those of UDP
+// whose other end cannot be reached from this network, to which criu could not connect them.
 func outsideOf(entries []*fdinfo.FileEntry) []*sk_inet.InetSkEntry {
 	ends := make(map[Connection]bool)
-	var connected []*sk_inet.InetSkEntry
+	var connected, outside []*sk_inet.InetSkEntry
 	for _, entry := range entries {
 		socket := entry.GetIsk()
+		if socket.GetProto() == unix.IPPROTO_UDP && socket.GetDstPort() != 0 && !reaches(connectionOf(socket).Remote) {
+			outside = append(outside, socket)
+		}
 		if socket.GetProto() != unix.IPPROTO_TCP || socket.GetType() != unix.SOCK_STREAM || socket.GetDstPort() == 0 ||
 			socket.GetState() == tcpClose || socket.GetState() == tcpListen {
 			continue
@@ -105,7 +111,6 @@ func outsideOf(entries []*fdinfo.FileEntry) []*sk_inet.InetSkEntry {
 		connected = append(connected, socket)
 		ends[connectionOf(socket)] = true
 	}
-	var outside []*sk_inet.InetSkEntry
 	for _, socket := range connected {
 		c := connectionOf(socket)
 		if !ends[Connection{Local: c.Remote, Remote: c.Local}] {
@@ -113,6 +118,15 @@ func outsideOf(entries []*fdinfo.FileEntry) []*sk_inet.InetSkEntry {
 		}
 	}
 	return outside
+}
+
+// reaches reports whether there is a way from this network to an address. It sends nothing there.
+func reaches(to netip.AddrPort) bool {
+	conn, err := net.DialUDP("udp", nil, net.UDPAddrFromAddrPort(to))
+	if err == nil {
+		conn.Close()
+	}
+	return !errors.Is(err, unix.ENETUNREACH)
 }
 
 func connectionOf(socket *sk_inet.InetSkEntry) Connection {
@@ -149,6 +163,9 @@ type Sockets struct {
 	Bindings []Binding
 	// Bound are the local addresses of all TCP sockets.
 	Bound []netip.AddrPort
+	// Local are the addresses that the network must have, beside its loopback addresses: those of all sockets, but for TCP
+	// connections that lead out of the image.
+	Local []netip.Addr
 }
 
 // ReadSockets reads which sockets there are in an image with this tree.
@@ -157,6 +174,7 @@ func ReadSockets(dir string, tree Tree) (all Sockets, err error) {
 		return all, nil
 	}
 	entries, err := readFiles(dir)
+	outside := outsideOf(entries)
 	for _, entry := range entries {
 		s, kind := entry.GetIsk(), 0
 		switch shares := s.GetOpts().GetReuseaddr() || s.GetOpts().GetSoReuseport(); {
@@ -171,8 +189,14 @@ func ReadSockets(dir string, tree Tree) (all Sockets, err error) {
 		if kind != 0 && address.Port() != 0 && address.IsValid() && !onDevice && !slices.Contains(all.Bindings, b) {
 			all.Bindings = append(all.Bindings, b)
 		}
-		if local := connectionOf(s).Local; s.GetProto() == unix.IPPROTO_TCP && local.Port() != 0 {
+		local := connectionOf(s).Local
+		if s.GetProto() == unix.IPPROTO_TCP && local.Port() != 0 {
 			all.Bound = append(all.Bound, local)
+		}
+		// Whoever has a multicast or link-local address names the device, too.
+		if local.Addr().IsGlobalUnicast() && !onDevice && !b.FreeBind && !slices.Contains(outside, s) &&
+			!slices.Contains(all.Local, local.Addr()) {
+			all.Local = append(all.Local, local.Addr())
 		}
 	}
 	return all, err

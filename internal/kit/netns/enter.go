@@ -97,9 +97,10 @@ func (n *Namespace) Dial(ctx context.Context, kind int, to netip.AddrPort) (net.
 	return conn, err
 }
 
-// Loopback returns the addresses of a port of the loopback interface, by IPv4 and by IPv6.
-func Loopback(port uint16) [2]netip.AddrPort {
-	return [...]netip.AddrPort{
-		netip.AddrPortFrom(netip.AddrFrom4([4]byte{127, 0, 0, 1}), port), netip.AddrPortFrom(netip.IPv6Loopback(), port),
+// Loopback returns the addresses of a port of the loopback interface: by IPv4, by IPv6, and others that it may have.
+func Loopback(port uint16, others ...netip.Addr) (all []netip.AddrPort) {
+	for _, address := range append([]netip.Addr{netip.AddrFrom4([4]byte{127, 0, 0, 1}), netip.IPv6Loopback()}, others...) {
+		all = append(all, netip.AddrPortFrom(address, port))
 	}
+	return all
 }

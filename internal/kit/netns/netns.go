@@ -2,14 +2,18 @@
 package netns
 
 import (
+	"encoding/binary"
 	"fmt"
+	"net/netip"
 	"os"
 
+	"github.com/mdlayher/netlink"
 	"golang.org/x/sys/unix"
 )
 
-// AddLoopback gives the network namespace of the calling thread, a new one, the addresses of this host itself.
-func AddLoopback() error {
+// AddLoopback gives the network namespace of the calling thread, a new one, the addresses of this host itself, and others
+// that sockets in it have: who connects to one of those reaches them, as on the host that they are from.
+func AddLoopback(others []netip.Addr) error {
 	fd, err := unix.Socket(unix.AF_INET, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0)
 	if err != nil {
 		return err
@@ -26,5 +30,36 @@ func AddLoopback() error {
 	for _, version := range []string{"ipv4", "ipv6"} { // sockets that listen at another address
 		_ = os.WriteFile("/proc/sys/net/"+version+"/ip_nonlocal_bind", []byte("1"), 0)
 	}
+	conn, err := netlink.Dial(unix.NETLINK_ROUTE, nil)
+	if err != nil {
+		return fmt.Errorf("loopback: %w", err)
+	}
+	defer conn.Close()
+	for _, address := range others {
+		if err := add(conn, address); err != nil {
+			return fmt.Errorf("loopback: add address %v: %w", address, err)
+		}
+	}
 	return nil
+}
+
+func add(conn *netlink.Conn, address netip.Addr) error {
+	const loopback = 1      // the index of lo, in every network namespace
+	body := make([]byte, 8) // struct ifaddrmsg
+	body[0], body[1], body[2] = unix.AF_INET, byte(address.BitLen()), unix.IFA_F_NODAD
+	if address.Is6() {
+		body[0] = unix.AF_INET6
+	}
+	binary.NativeEndian.PutUint32(body[4:], loopback)
+	attributes, err := netlink.MarshalAttributes([]netlink.Attribute{
+		{Type: unix.IFA_LOCAL, Data: address.AsSlice()}, {Type: unix.IFA_ADDRESS, Data: address.AsSlice()},
+	})
+	if err != nil {
+		return err
+	}
+	_, err = conn.Execute(netlink.Message{
+		Header: netlink.Header{Type: unix.RTM_NEWADDR, Flags: netlink.Request | netlink.Acknowledge | netlink.Create | netlink.Replace},
+		Data:   append(body, attributes...),
+	})
+	return err
 }
