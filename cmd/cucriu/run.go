@@ -230,7 +230,9 @@ func addLongFlags(cmd *cobra.Command, o *jobs.Options) (check func(args []string
 		"the directory of another long job (its newest checkpoint), or of one of its checkpoints")
 	flags.StringArrayVar(&o.Private, "private", nil, "with --image: give the job a private copy of this "+
 		"directory, as of those in which the image was writing; may be repeated")
-	publish := flags.StringArray("publish", nil, "with --image: forward a port of the host to the job, whose network has no "+
+	flags.StringVar(&o.Net, "net", jobs.NetOwn, "with --image: the job's network: own (loopback, and --publish), host, or a "+
+		"network namespace that is prepared, by its name in ip netns or by its path")
+	publish := flags.StringArray("publish", nil, "with --image: forward a port of the host to the job, whose own network has no "+
 		"other way in or out: [ADDRESS:]NEW:OLD[/udp], where NEW may be 0 for any free one; may be repeated")
 	flags.StringVar(&o.Name, "name", "", "the job's name (default: the last part of DIR)")
 	flags.StringVar(&o.User, "user", "", "user to run the job as, by name or number (default: root)")
@@ -349,8 +351,13 @@ func addLongFlags(cmd *cobra.Command, o *jobs.Options) (check func(args []string
 			return errors.New("--image: the job is started from the image, so leave out the command and --adopt")
 		case o.Image != "" && o.PrivateTmp:
 			return errors.New("--private-tmp: a job from an image has a /tmp of its own if the job of the image had one")
-		case o.Image == "" && isNew && len(o.Private) > 0:
-			return errors.New("--private applies only to a job that is started from an image: see --image")
+		case o.Image == "" && isNew && (len(o.Private)+len(o.Publish) > 0 || o.Net != jobs.NetOwn):
+			return errors.New("--private, --publish and --net apply only to a job that is started from an image: see --image")
+		case o.Net == "" || strings.Contains(o.Net, "/") && !filepath.IsAbs(o.Net):
+			return fmt.Errorf("--net %s: must be own, host, or a network namespace: its name or absolute path", o.Net)
+		case o.Net == jobs.NetHost && len(o.Publish) > 0:
+			return errors.New("--net host: the job's ports are those of the host, so leave out --publish (--publish '' if it " +
+				"is remembered)")
 		case o.Adopt != 0 && len(args) > 0:
 			return errors.New("--adopt: the job is already running, so leave out the command")
 		case o.Adopt != 0 && (o.User != "" || o.PrivateTmp || o.WaitAll || cmd.Flags().Changed("guest") ||

@@ -148,9 +148,15 @@ func imageFindings(
 	}
 	taken, err := inspect.TakenPIDs(ctx, twice.Start{}, tree.Numbers(), func(text string) { env.Log.Warn(text) })
 	if len(taken) == 0 { // else it may be the job itself that waits there
-		findings = append(findings, env.Judge(inspect.AddressFindings(img))...)
+		findings = append(findings, env.Judge(inspect.AddressFindings(img, ""))...)
 	}
 	return append(env.ExplainTaken(img.Dir, taken), findings...), err
+}
+
+// AddressFindings finds what the network of the calling thread lacks, or has already, of what the sockets of an image need.
+// within is how a command is run in it, in remedies.
+func AddressFindings(dir, within string) preflight.Findings {
+	return inspect.AddressFindings(imagedir.Open(dir), within)
 }
 
 // FileFindings finds the files and directories of an image that are not here as they were at the dump.

@@ -17,6 +17,7 @@ import (
 	"cucriu/internal/jobs/sandbox"
 	"cucriu/internal/kit/first"
 	"cucriu/internal/kit/guest"
+	"cucriu/internal/kit/netns"
 	"cucriu/internal/kit/proc"
 	"cucriu/internal/kit/rundir"
 )
@@ -295,8 +296,14 @@ func (s *starter) newSandbox(ctx context.Context, g job.GPUs, spec sandbox.Spec)
 		if err != nil {
 			return err
 		}
-		spec.OwnNetwork, spec.Addresses, spec.OwnTerminals = true, from.Addresses, true
-		spec.Shown = append(spec.Shown, shown...)
+		spec.OwnTerminals, spec.Shown = true, append(spec.Shown, shown...)
+		switch s.Net {
+		case NetHost:
+		case NetOwn:
+			spec.OwnNetwork, spec.Addresses = true, from.Addresses
+		default:
+			spec.Network = netns.Path(s.Net)
+		}
 	}
 	s.showAbout(g, &spec)
 	return s.makeSandbox(func(dir, runDir string) (err error) {

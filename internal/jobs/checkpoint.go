@@ -187,7 +187,7 @@ func (s *checkpointer) checkpointBy(ctx context.Context, base, reason string, en
 	}()
 	of := inside.Staged{
 		Begun: begun.UTC(), Number: 1, Reason: reason, Root: s.sandbox.Root,
-		Dir: filepath.Dir(s.seenOutput()), Output: s.tail.movedFrom(s.outputPath()),
+		Dir: filepath.Dir(s.seenOutput()), Output: s.tail.movedFrom(s.outputPath()), OwnNetwork: s.sandbox.OwnNetwork,
 	}
 	if from := s.record.Image; from != nil {
 		of.Private = from.Private

@@ -131,8 +131,11 @@ func CheckRestore(ctx context.Context, hook *hooks.Hook, dir string) (preflight.
 		return checkpoint.CheckRestore(ctx, hook, dir, nil)
 	}
 	findings, err := checkpoint.CheckRestore(ctx, hook, dir, exceptOwn(dir, except))
-	findings = slices.DeleteFunc(findings, func(f preflight.Finding) bool { return f.Name == preflight.FindingPIDTaken })
-	if of, err := inside.ReadStaged(dir); err == nil && len(of.Private) > 0 { // only the sandbox has its files
+	of, ofErr := inside.ReadStaged(dir)
+	findings = slices.DeleteFunc(findings, func(f preflight.Finding) bool {
+		return f.Name == preflight.FindingPIDTaken || f.Name == preflight.FindingTCPAddress && of.OwnNetwork
+	})
+	if ofErr == nil && len(of.Private) > 0 { // only the sandbox has its files
 		return findings, err
 	}
 	return append(findings, putBackFindings(ctx, dir)...), err

@@ -26,7 +26,9 @@ type Options struct {
 	// Private are directories of which a job from an image gets copies, beside those in which the image was writing.
 	Private []string
 
-	// Publish are ports of the host that lead to those of a job from an image, which has a network of its own.
+	// Net is the network of a job from an image: [NetOwn], [NetHost], or a prepared network namespace, by its name or path.
+	Net string
+	// Publish are ports of the host that lead to those of a job from an image that has not the host's network.
 	Publish []relay.Publish
 
 	// User is whose the job is, by name or number; empty is root's.

@@ -52,8 +52,8 @@ type origin struct {
 	Dir        string   `json:"dir"`
 	PrivateTmp bool     `json:"private_tmp,omitempty"`
 	Private    []string `json:"private,omitempty"` // directories; the copy of number n is in D/private/n
-	// Addresses are what the job's own network has beside loopback addresses: those at which the image and the job's
-	// checkpoints have sockets, and those of the job of the image.
+	// Addresses are those at which the image and the job's checkpoints have sockets, beside loopback addresses, and those of
+	// the job of the image. A network of the job's own has them.
 	Addresses []netip.Addr `json:"addresses,omitempty"`
 }
 
@@ -381,6 +381,9 @@ func (s *starter) startFromImage(ctx context.Context) error {
 	if err := failpoint.Hit(ctx, "image.noted", 0); err != nil {
 		return refuse(err)
 	}
+	if err := s.prepareNetwork(from.Path, true); err != nil {
+		return errors.Join(err, s.withdraw())
+	}
 	copies, err := s.layOut(ctx, c)
 	if err == nil {
 		err = checkUnchanged(c, s.record.hostPath)
@@ -415,32 +418,10 @@ func (s *starter) startFromImage(ctx context.Context) error {
 	if with, err := image.ReadOptions(c.Dir); err == nil && len(with.Pipes) > 0 {
 		s.inform("the job of the image wrote into pipes; this one writes to " + s.outputPath() + " instead")
 	}
-	if len(from.Addresses) > 0 {
+	if len(from.Addresses) > 0 && s.Net == NetOwn {
 		s.inform(fmt.Sprintf("the job's network has the addresses that it had: %v", from.Addresses))
 	}
 	return s.openRoot()
-}
-
-// takeAddresses notes at which addresses an image of a job from an image has sockets, before they are needed.
-func (s *starter) takeAddresses(images string) error {
-	from := s.record.Image
-	if from == nil {
-		return nil
-	}
-	sockets, err := imagedir.Open(images).Sockets()
-	if err != nil {
-		return err
-	}
-	before := len(from.Addresses)
-	for _, address := range sockets.Local {
-		if !slices.Contains(from.Addresses, address) {
-			from.Addresses = append(from.Addresses, address)
-		}
-	}
-	if len(from.Addresses) > before {
-		s.sayError(s.record.write(s.Dir)) // a full disk does not stop a job
-	}
-	return nil
 }
 
 // sayNeighbor says if another program uses a GPU of a job that uses several: a checkpoint of such a job is refused.

@@ -153,6 +153,9 @@ func inTurn(all []store.Checkpoint) []store.Checkpoint {
 // resume restores a checkpoint in a new sandbox.
 func (s *starter) resume(ctx context.Context, c store.Checkpoint) error {
 	s.steps.begin()
+	if err := s.prepareNetwork(c.Dir, false); err != nil {
+		return preflight.AsRefusal(err)
+	}
 	if err := s.restore(ctx, c, sandbox.Shown{At: c.Dir}, false); err != nil {
 		return err
 	}
@@ -217,9 +220,6 @@ func (s *starter) restore(ctx context.Context, c store.Checkpoint, image sandbox
 		if err := s.user.Check(c.Dir); err != nil {
 			return preflight.AsRefusal(err)
 		}
-	}
-	if err := s.takeAddresses(c.Dir); err != nil {
-		return err
 	}
 	if err := s.endSandbox(); err != nil { // an earlier try's, if that could not do it
 		return err

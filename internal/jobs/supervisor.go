@@ -160,8 +160,8 @@ func Run(ctx context.Context, hook *hooks.Hook, o Options, signals *job.Signals)
 		return c.sayFinished(), nil
 	}
 	c.name = c.record.Name
-	if len(o.Publish) > 0 && c.record.Image == nil {
-		return 0, UsageError{errors.New("--publish applies only to a job that was started from an image: " +
+	if c.record.Image == nil && (len(o.Publish) > 0 || o.Net != NetOwn) {
+		return 0, UsageError{errors.New("--net and --publish apply only to a job that was started from an image: " +
 			"any other has the network of the host")}
 	}
 	if len(o.Publish) > 0 {

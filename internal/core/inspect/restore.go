@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"maps"
 	"math"
+	"net/netip"
 	"os"
 	"path/filepath"
 	"slices"
@@ -273,36 +274,83 @@ func hasUNIXSocket(name string) bool {
 	return err != nil || strings.Contains(string(list), " "+name+"\n")
 }
 
-// AddressFindings refuse a restore if this host lacks an address on which the job waits for others, or a program
-// waits there. criu finds that when it has made processes; two jobs that set SO_REUSEPORT would divide the
-// clients without a word. It is a check, by a trial: a port that is free now may be taken by then.
-func AddressFindings(img *imagedir.Image) (findings preflight.Findings) {
-	sockets, _ := img.Sockets()                // of an image that is read elsewhere, or damaged, there are none
-	isFree := func(b criuimage.Binding) bool { // connections that nobody holds any more are removed before criu binds
-		here, err := proc.TCPSockets(os.Getpid())
-		return b.Kind == unix.SOCK_STREAM && err == nil && !slices.ContainsFunc(here, func(s proc.TCPSocket) bool {
-			return s.Local.Port() == b.Address.Port() && s.Inode != 0
-		})
+// AddressFindings refuse a restore if the network of the calling thread lacks an address that the job's sockets have, or
+// if a program has a port or a connection of theirs there. criu finds that when it has made processes; two jobs that set
+// SO_REUSEPORT would divide the clients without a word. It is a check, by a trial: a port that is free now may be taken by
+// then. within is how a command is run in that network, in remedies.
+func AddressFindings(img *imagedir.Image, within string) (findings preflight.Findings) {
+	sockets, _ := img.Sockets() // of an image that is read elsewhere, or damaged, there are none
+	found := func(message, remedy string) {
+		findings = append(findings, preflight.New(preflight.FindingTCPAddress, message, remedy))
+	}
+	// holder returns the socket of a process, of those that pick picks; 0 if no process has any.
+	holder := func(pick func(proc.TCPSocket) bool) (inode uint64, err error) {
+		here, err := proc.TCPSockets(unix.Gettid())
+		if i := slices.IndexFunc(here, func(s proc.TCPSocket) bool { return s.Inode != 0 && pick(s) }); i >= 0 {
+			inode = here[i].Inode
+		}
+		return inode, err
+	}
+	for _, address := range sockets.Local {
+		any := criuimage.Binding{Address: netip.AddrPortFrom(address, 0), Kind: unix.SOCK_DGRAM}
+		lacks := errors.Is(tryBinding(any), unix.EADDRNOTAVAIL)
+		remedy := fmt.Sprintf("give it the address: %sip address add %v/%d dev lo", within, address, address.BitLen())
+		if address.IsLoopback() { // one that is down lets programs bind, and leads nowhere
+			lacks = lacks || !criuimage.Reaches(netip.AddrPortFrom(address, 1))
+			remedy = "set its loopback interface up: " + within + "ip link set lo up"
+		}
+		if lacks {
+			found(fmt.Sprintf("the job has sockets at %v, an address that this network does not have", address), remedy)
+		}
 	}
 	for _, b := range sockets.Bindings {
 		var err error
+		var inode uint64
 		lasts(func() bool { // who had it may just be ending
-			if err = tryBinding(b); errors.Is(err, unix.EADDRINUSE) && isFree(b) {
-				err = nil
+			if err = tryBinding(b); errors.Is(err, unix.EADDRINUSE) && b.Kind == unix.SOCK_STREAM {
+				of, listErr := holder(func(s proc.TCPSocket) bool { return s.Local.Port() == b.Address.Port() })
+				if inode = of; inode == 0 && listErr == nil { // connections that nobody holds are removed before criu binds
+					err = nil
+				}
 			}
 			return err != nil
 		})
-		name := fmt.Sprintf("%s %v", map[int]string{unix.SOCK_STREAM: "TCP", unix.SOCK_DGRAM: "UDP"}[b.Kind], b.Address)
-		switch {
-		case errors.Is(err, unix.EADDRINUSE):
-			findings = append(findings, preflight.New(preflight.FindingTCPAddress, "the job waits for others at "+name+", which a program of this host uses",
-				fmt.Sprintf("end that program (ss -tulnp 'sport = %d' names it)", b.Address.Port())))
-		case errors.Is(err, unix.EADDRNOTAVAIL):
-			findings = append(findings, preflight.New(preflight.FindingTCPAddress, "the job waits for others at "+name+", an address that this host does not have",
-				"give this host the address (ip addr add)"))
+		if errors.Is(err, unix.EADDRINUSE) {
+			kind := map[int]string{unix.SOCK_STREAM: "TCP", unix.SOCK_DGRAM: "UDP"}[b.Kind]
+			found(fmt.Sprintf("the job waits for others at %s %v, which %s uses", kind, b.Address, programOf(inode)),
+				fmt.Sprintf("end that program (%sss -tulnp 'sport = %d' names it)", within, b.Address.Port()))
+		}
+	}
+	begun, _ := proc.TCPSockets(unix.Gettid())
+	for _, c := range sockets.Inside {
+		var inode uint64
+		is := func(s proc.TCPSocket) bool {
+			return s.Local == c.Local && s.Remote == c.Remote || s.Local == c.Remote && s.Remote == c.Local
+		}
+		if slices.ContainsFunc(begun, is) && lasts(func() bool { inode, _ = holder(is); return inode != 0 }) {
+			found(fmt.Sprintf("the job has a TCP connection from %v, which %s has, too", c, programOf(inode)),
+				"end that program, or restore the job in another network")
+			break // there may be thousands
 		}
 	}
 	return findings
+}
+
+// programOf names the program that has a socket, if that can be seen from here.
+func programOf(inode uint64) string {
+	pids, _ := proc.All()
+	for _, pid := range pids {
+		open, _ := proc.Descriptors(pid) // it may have ended
+		for _, link := range open {
+			if link != fmt.Sprintf("socket:[%d]", inode) {
+				continue
+			}
+			if status, err := proc.ReadStatus(pid); err == nil {
+				return fmt.Sprintf("process %d (%s)", pid, proc.Printable(status.Name))
+			}
+		}
+	}
+	return "another program"
 }
 
 // tryBinding binds a socket as criu would, but for SO_REUSEPORT, and closes it.

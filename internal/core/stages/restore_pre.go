@@ -49,7 +49,7 @@ func (c *call) preRestore(ctx context.Context) (err error) {
 	if err := c.refuseTakenPIDs(ctx, img); err != nil { // after what may just have ended a half-restored tree
 		return err
 	}
-	if err := c.Refuse(inspect.AddressFindings(img)); err != nil {
+	if err := c.Refuse(inspect.AddressFindings(img, "")); err != nil {
 		return err
 	}
 	plan, err := planRestore(ctx, c.Env, c.Host(), manifest)

@@ -130,6 +130,8 @@ type Staged struct {
 	Dir string `json:"dir,omitempty"`
 	// Private are the directories of which the job has copies of its own: elsewhere its files are not.
 	Private []string `json:"private,omitempty"`
+	// OwnNetwork says that the job had another network than the host.
+	OwnNetwork bool `json:"own_network,omitempty"`
 	// Terminal is criu's name for the job's terminal; empty if it had none.
 	Terminal string `json:"terminal,omitempty"`
 	// Output is criu's name for the file of the job's output, if that was renamed or removed.

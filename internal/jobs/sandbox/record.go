@@ -44,6 +44,8 @@ type Spec struct {
 	PrivateTmp bool `json:"private_tmp,omitempty"`
 	// OwnNetwork says that the sandbox has a network of its own: loopback, and nothing else.
 	OwnNetwork bool `json:"own_network,omitempty"`
+	// Network is the path of a network namespace that the sandbox has; empty for a network of its own, or the host's.
+	Network string `json:"network,omitempty"`
 	// Addresses are what its loopback interface has beside its own.
 	Addresses []netip.Addr `json:"addresses,omitempty"`
 	// OwnTerminals says that the sandbox has pseudo terminals of its own, whose numbers nobody else can have.
@@ -151,7 +153,7 @@ type Record struct {
 	// Leaving says that the job was told to leave, or that a dump is to end it: how it ends then does
 	// not say whether it has finished.
 	Leaving bool `json:"leaving,omitempty"`
-	// OwnNetwork is that of the [Spec].
+	// OwnNetwork says that the sandbox has another network than the host.
 	OwnNetwork bool `json:"own_network,omitempty"`
 	// Adopted is the root process of a job that was not started in a sandbox: see [Adopt].
 	Adopted *proc.Ident `json:"adopted,omitempty"`

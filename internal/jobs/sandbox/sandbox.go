@@ -104,7 +104,7 @@ func New(ctx context.Context, dir, runDir string, spec Spec) (*Sandbox, error) {
 		return nil, fmt.Errorf("make a sandbox for the job: %s", r.Error)
 	}
 	p, err := record(dir, cmd.Process.Pid, Record{
-		Root: r.Root, RunDir: runDir, Running: spec.Start != nil, OwnNetwork: spec.OwnNetwork,
+		Root: r.Root, RunDir: runDir, Running: spec.Start != nil, OwnNetwork: spec.OwnNetwork || spec.Network != "",
 	})
 	if err != nil {
 		return nil, err

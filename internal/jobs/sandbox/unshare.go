@@ -11,6 +11,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"cucriu/internal/kit/netns"
 	"cucriu/internal/kit/self"
 )
 
@@ -45,6 +46,11 @@ func Unshare(dir string) error {
 	}
 	if err := unshareTime(spec.Clocks); err != nil {
 		return err
+	}
+	if spec.Network != "" {
+		if err := netns.Join(spec.Network); err != nil {
+			return err
+		}
 	}
 	// What our caller has inherited, such as a lock, is not to be held as long as the job runs.
 	if err := unix.CloseRange(goFD+1, math.MaxInt32, unix.CLOSE_RANGE_CLOEXEC); err != nil {

@@ -101,15 +101,13 @@ func outsideOf(entries []*fdinfo.FileEntry) []*sk_inet.InetSkEntry {
 	var connected, outside []*sk_inet.InetSkEntry
 	for _, entry := range entries {
 		socket := entry.GetIsk()
-		if socket.GetProto() == unix.IPPROTO_UDP && socket.GetDstPort() != 0 && !reaches(connectionOf(socket).Remote) {
+		if socket.GetProto() == unix.IPPROTO_UDP && socket.GetDstPort() != 0 && !Reaches(connectionOf(socket).Remote) {
 			outside = append(outside, socket)
 		}
-		if socket.GetProto() != unix.IPPROTO_TCP || socket.GetType() != unix.SOCK_STREAM || socket.GetDstPort() == 0 ||
-			socket.GetState() == tcpClose || socket.GetState() == tcpListen {
-			continue
+		if isConnected(socket) {
+			connected = append(connected, socket)
+			ends[connectionOf(socket)] = true
 		}
-		connected = append(connected, socket)
-		ends[connectionOf(socket)] = true
 	}
 	for _, socket := range connected {
 		c := connectionOf(socket)
@@ -120,8 +118,14 @@ func outsideOf(entries []*fdinfo.FileEntry) []*sk_inet.InetSkEntry {
 	return outside
 }
 
-// reaches reports whether there is a way from this network to an address. It sends nothing there.
-func reaches(to netip.AddrPort) bool {
+// isConnected reports whether a socket is an end of a TCP connection.
+func isConnected(socket *sk_inet.InetSkEntry) bool {
+	return socket.GetProto() == unix.IPPROTO_TCP && socket.GetType() == unix.SOCK_STREAM && socket.GetDstPort() != 0 &&
+		socket.GetState() != tcpClose && socket.GetState() != tcpListen
+}
+
+// Reaches reports whether there is a way from this network to an address. It sends nothing there.
+func Reaches(to netip.AddrPort) bool {
 	conn, err := net.DialUDP("udp", nil, net.UDPAddrFromAddrPort(to))
 	if err == nil {
 		conn.Close()
@@ -163,9 +167,11 @@ type Sockets struct {
 	Bindings []Binding
 	// Bound are the local addresses of all TCP sockets.
 	Bound []netip.AddrPort
-	// Local are the addresses that the network must have, beside its loopback addresses: those of all sockets, but for TCP
-	// connections that lead out of the image.
+	// Local are the addresses that the network must have: those of all sockets, but for TCP connections that lead out of
+	// the image.
 	Local []netip.Addr
+	// Inside are the TCP connections between processes of the image, as one of the ends sees them.
+	Inside []Connection
 }
 
 // ReadSockets reads which sockets there are in an image with this tree.
@@ -193,10 +199,16 @@ func ReadSockets(dir string, tree Tree) (all Sockets, err error) {
 		if s.GetProto() == unix.IPPROTO_TCP && local.Port() != 0 {
 			all.Bound = append(all.Bound, local)
 		}
-		// Whoever has a multicast or link-local address names the device, too.
-		if local.Addr().IsGlobalUnicast() && !onDevice && !b.FreeBind && !slices.Contains(outside, s) &&
-			!slices.Contains(all.Local, local.Addr()) {
-			all.Local = append(all.Local, local.Addr())
+		if slices.Contains(outside, s) {
+			continue
+		}
+		at := local.Addr() // of IPv6, those of a link are nothing without the device
+		isOne := at.IsGlobalUnicast() || at.IsLoopback() || at.Is4() && at.IsLinkLocalUnicast()
+		if isOne && !onDevice && !b.FreeBind && !slices.Contains(all.Local, at) {
+			all.Local = append(all.Local, at)
+		}
+		if c := connectionOf(s); isConnected(s) && !slices.Contains(all.Inside, Connection{c.Remote, c.Local}) {
+			all.Inside = append(all.Inside, c)
 		}
 	}
 	return all, err

@@ -1,15 +1,56 @@
-// Package netns prepares network namespaces that were just made, and connects to what is in others. It knows no job.
+// Package netns prepares network namespaces that were just made, joins prepared ones, and connects to what is in others. It
+// knows no job.
 package netns
 
 import (
 	"encoding/binary"
+	"errors"
 	"fmt"
+	"io/fs"
 	"net/netip"
 	"os"
+	"path/filepath"
 
 	"github.com/mdlayher/netlink"
 	"golang.org/x/sys/unix"
+
+	"cucriu/internal/kit/durable"
+	"cucriu/internal/kit/fault"
+	"cucriu/internal/kit/proc"
 )
+
+// Path is that of a network namespace that is named as ip(8) names it, or by its path.
+func Path(name string) string {
+	if filepath.IsAbs(name) {
+		return name
+	}
+	return filepath.Join("/run/netns", name)
+}
+
+// Join has the calling thread, locked to its goroutine, join a network namespace that others have prepared, and that only
+// root can replace.
+func Join(path string) error {
+	if err := durable.CheckPath("network namespace", path, 0); err != nil && !errors.Is(err, unix.ENOTDIR) {
+		return err // a file is no directory
+	}
+	file, err := os.OpenFile(path, os.O_RDONLY|unix.O_NONBLOCK, 0)
+	if errors.Is(err, fs.ErrNotExist) {
+		return fault.Because(err, "there is no network namespace "+path, "prepare it (ip netns add), or name another one")
+	}
+	if err != nil {
+		return err
+	}
+	defer file.Close()
+	before, beforeErr := os.Stat("/proc/thread-self/ns/net")
+	if after, err := file.Stat(); err == nil && beforeErr == nil && os.SameFile(before, after) {
+		return fault.New(path+" is the network of the host", "its name is host")
+	}
+	err = proc.Use(file, func(fd int) error { return unix.Setns(fd, unix.CLONE_NEWNET) })
+	if errors.Is(err, unix.EINVAL) {
+		return fault.Because(err, path+" is not a network namespace", "name one: by the name that ip netns list shows, or by its path")
+	}
+	return os.NewSyscallError("setns", err)
+}
 
 // AddLoopback gives the network namespace of the calling thread, a new one, the addresses of this host itself, and others
 // that sockets in it have: who connects to one of those reaches them, as on the host that they are from.
@@ -36,6 +77,9 @@ func AddLoopback(others []netip.Addr) error {
 	}
 	defer conn.Close()
 	for _, address := range others {
+		if address.IsLoopback() {
+			continue
+		}
 		if err := add(conn, address); err != nil {
 			return fmt.Errorf("loopback: add address %v: %w", address, err)
 		}

@@ -1,0 +1,71 @@
+package jobs
+
+import (
+	"fmt"
+	"slices"
+
+	"cucriu/hooks/checkpoint"
+	"cucriu/hooks/preflight"
+	"cucriu/internal/kit/criuimage"
+	"cucriu/internal/kit/fault"
+	"cucriu/internal/kit/imagedir"
+	"cucriu/internal/kit/netns"
+	"cucriu/internal/kit/proc"
+)
+
+// What [Options.Net] may be, beside a network namespace that is prepared.
+const (
+	NetOwn  = "own"  // loopback, and ports that are published
+	NetHost = "host" // as of every other long job
+)
+
+// prepareNetwork refuses an image whose sockets cannot be restored in the network that a job from an image is to have, or
+// notes what a network of its own needs for them. isStart says that it is the image that the job is started from.
+func (s *starter) prepareNetwork(image string, isStart bool) (err error) {
+	if s.record.Image == nil {
+		return nil
+	}
+	sockets, _ := imagedir.Open(image).Sockets() // the restore says what is wrong with it
+	s.takeAddresses(sockets)
+	var findings preflight.Findings
+	const own = "--net own gives the job a network of its own, with --publish for its ports"
+	switch {
+	case s.Net == NetOwn:
+		return nil
+	case s.Net != NetHost:
+		proc.OnOwnThread(func() {
+			if err = netns.Join(netns.Path(s.Net)); err == nil {
+				findings = checkpoint.AddressFindings(image, "nsenter --net="+netns.Path(s.Net)+" ")
+			}
+		})
+	case isStart && len(sockets.Inside) > 0: // even if no job has them now
+		err = fault.New(fmt.Sprintf("the image has both ends of the TCP connection from %v, and these cannot exist twice in one "+
+			"network", sockets.Inside[0]), own)
+	default:
+		findings = checkpoint.AddressFindings(image, "")
+		for i := range findings {
+			findings[i].Remedy += "; or " + own
+		}
+	}
+	if err == nil {
+		err = s.hook.Judge(findings).Err()
+	}
+	if err != nil {
+		return &ImageError{image, fmt.Errorf("--net %s: %w", s.Net, err)}
+	}
+	return nil
+}
+
+// takeAddresses notes at which addresses an image has sockets, before they are needed.
+func (s *starter) takeAddresses(sockets criuimage.Sockets) {
+	from := s.record.Image
+	before := len(from.Addresses)
+	for _, address := range sockets.Local {
+		if !address.IsLoopback() && !slices.Contains(from.Addresses, address) {
+			from.Addresses = append(from.Addresses, address)
+		}
+	}
+	if len(from.Addresses) > before {
+		s.sayError(s.record.write(s.Dir)) // a full disk does not stop a job
+	}
+}
