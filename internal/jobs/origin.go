@@ -194,7 +194,7 @@ func privateDirs(c store.Checkpoint, jobDir string, o Options) ([]string, error)
 	if err != nil {
 		return nil, err
 	}
-	trees = append(trees, "/dev", "/proc", "/sys") // of which a sandbox has its own, or which are the kernel's
+	trees = append(trees, "/dev", "/proc", "/sys", aboutDir) // of which a sandbox has its own, or which are the kernel's
 	var dirs []string
 	for _, given := range o.Private {
 		dir, err := filepath.EvalSymlinks(given)
@@ -302,7 +302,7 @@ func StartFrom(image string) (Start, error) {
 	start := Start{Own: from.own(), Shared: []string{}, Jobs: c.Jobs}
 	for _, f := range all {
 		isIn := func(dir string) bool { return isBelow(f.Path, dir) }
-		if f.Mode&unix.S_IFMT == unix.S_IFREG && !slices.ContainsFunc(start.Own, isIn) {
+		if f.Mode&unix.S_IFMT == unix.S_IFREG && !isIn(aboutDir) && !slices.ContainsFunc(start.Own, isIn) {
 			start.Shared = append(start.Shared, f.Path)
 		}
 	}

@@ -6,6 +6,7 @@ import (
 	"path/filepath"
 	"slices"
 	"strconv"
+	"strings"
 	"testing"
 
 	"golang.org/x/sys/unix"
@@ -16,12 +17,13 @@ import (
 // aboutFile is where a job reads who it is.
 const aboutFile = "/run/cucriu-job/instance.json"
 
-// aboutReader is a job that has the file with what it is open and mapped, and its directory as working directory. It
-// says again and again what it reads, and whether it could write there.
+// aboutReader is a job that has the file with what it is open, locked and mapped, and its directory as working
+// directory. It says again and again what it reads, and whether it could write there.
 const aboutReader = `
-import json, mmap, os, sys, time
+import fcntl, json, mmap, os, sys, time
 os.chdir("/run/cucriu-job")
 f = open("instance.json")
+fcntl.flock(f, fcntl.LOCK_EX)
 shared = mmap.mmap(f.fileno(), 0, flags=mmap.MAP_SHARED, prot=mmap.PROT_READ)
 private = mmap.mmap(f.fileno(), 0, flags=mmap.MAP_PRIVATE, prot=mmap.PROT_READ)
 wrong = []
@@ -106,6 +108,10 @@ func TestAJobReadsWhoItIs(t *testing.T) {
 			t.Fatalf("%v\n%s", err, out)
 		}
 		original.says("a trial restore without the GPUs")
+		if out, err := w.host.Cucriu("inspect", filepath.Join(w.dir, "checkpoints", "000001")); err != nil ||
+			strings.Contains(out, filepath.Dir(aboutFile)) {
+			t.Errorf("%v\n%s", err, out)
+		}
 		var jobs []*world
 		var runs []*run
 		incarnations := []string{first.Incarnation}
