@@ -384,7 +384,7 @@ func (s *supervisor) isEndless() bool { return len(s.Preempt) == 0 || s.Restart 
 // endJob tells how the job has ended by itself.
 func (s *supervisor) endJob() (int, error) {
 	status, next := s.exit.Code(), ""
-	if s.Restart.after(s.exit) && !s.life.Told && !s.life.Leave {
+	if s.Restart.after(s.exit) && endsTooOften(s.ends, time.Now()) && !s.life.Told && !s.life.Leave {
 		return 0, s.endTooOften()
 	}
 	if status == 0 && s.life.Told && s.isEndless() {

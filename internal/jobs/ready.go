@@ -67,7 +67,7 @@ func (s *core) awaitReady(ctx context.Context, when ready.Condition, say func(wh
 		case of != nil && (now.Init == nil || *now.Init != *of):
 			return endedError(fmt.Sprintf("%s has ended before %s was met", s.name, quote.Name(when.String())))
 		case now.Init != nil && now.State != StateBegins:
-			of, probe.Job = now.Init, ready.Job{PID: now.Init.PID, Output: s.outputPath(), From: now.OutputFrom}
+			of, probe.PID, probe.Output, probe.From = now.Init, now.Init.PID, s.outputPath(), now.OutputFrom
 			err := s.probes.look(ctx, probe.Met)
 			if err == nil {
 				return nil

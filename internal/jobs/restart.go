@@ -46,6 +46,12 @@ func endsTooOften(ends []time.Time, now time.Time) bool {
 	return n >= 0 && now.Sub(ends[n]) < endsWithin
 }
 
+// startsAgain reports whether the job, which has ended, is to be started again. One that was adopted has no command.
+func (s *supervisor) startsAgain() bool {
+	can := !s.record.Adopted || s.status.newest() != nil
+	return can && s.Restart.after(s.exit) && !endsTooOften(s.ends, time.Now())
+}
+
 // noteRestart notes that the job, which has ended, is started again.
 func (s *supervisor) noteRestart() {
 	s.ends = append(s.ends, time.Now())
@@ -55,8 +61,8 @@ func (s *supervisor) noteRestart() {
 		l.Restarts++
 		l.State, l.Next, restarts = StateBegins, time.Time{}, l.Restarts
 	})
-	s.tell(Event{Event: EventRestarted, Status: s.exit.Code(), Message: fmt.Sprintf("%s, and is started again (restart %d)",
-		s.howEnded(s.exit), restarts)})
+	message := fmt.Sprintf("%s, and is started again (restart %d)", s.howEnded(s.exit), restarts)
+	s.tell(Event{Event: EventRestarted, Status: s.exit.Code(), Message: message})
 }
 
 // endBefore ends what is left of the job that ran before a restart. The next one is begun only if that is gone.
@@ -77,7 +83,8 @@ func (s *supervisor) endBefore(told context.Context) error {
 
 // endTooOften ends a job that is not started again because it has ended too often.
 func (s *supervisor) endTooOften() error {
-	err := fmt.Errorf("%s, and is not started again: that was the %dth end within %v", s.howEnded(s.exit), mostEnds, endsWithin)
+	err := fmt.Errorf("%s, and is not started again: that was the %dth end within %v", s.howEnded(s.exit), mostEnds,
+		endsWithin)
 	s.tell(Event{Event: EventFailed, Message: err.Error()})
 	s.status.is(StateFailed)
 	return errors.Join(err, s.endSandbox())

@@ -239,9 +239,9 @@ func (s *supervisor) handle(ctx context.Context, e event) {
 		s.control.made = e.checkpoint
 	case e.of == life.ReadExit:
 		s.exit = e.exit
-		e.Again = s.Restart.after(s.exit) && !endsTooOften(s.ends, time.Now())
+		e.Again = s.startsAgain()
 	case e.of == life.Listen:
-		e.Again = s.Restart.after(s.exit) && !endsTooOften(s.ends, time.Now())
+		e.Again = s.startsAgain()
 	case e.move.ID != "":
 		s.move = e.move
 	}

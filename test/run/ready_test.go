@@ -60,7 +60,9 @@ func TestACheckpointWaitsUntilItsConditionIsMet(t *testing.T) {
 		w, port := newServerWorld(t)
 		r := w.run("--every", "never")
 		r.says("D: sh")
-		conditions := []string{"http://localhost:" + port + "/x", "tcp:" + port, "file:" + w.work + "/ready", "log:serving now"}
+		conditions := []string{
+			"http://localhost:" + port + "/x", "tcp:" + port, "file:" + w.work + "/ready", "log:serving now",
+		}
 		for _, c := range conditions {
 			w.when(1, "was not met within --timeout 500ms", c, "--timeout", "500ms")
 		}

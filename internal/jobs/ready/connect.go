@@ -72,7 +72,8 @@ func (p *Probe) use(ctx context.Context, conn *net.TCPConn) (err error) {
 	if p.url.Scheme == "https" {
 		over = tls.Client(conn, &tls.Config{InsecureSkipVerify: true}) // as a probe of Kubernetes: it is in the job's network
 	}
-	request := &http.Request{Method: http.MethodGet, URL: p.url, Close: true, Header: http.Header{"User-Agent": {"cucriu"}}}
+	header := http.Header{"User-Agent": {"cucriu"}}
+	request := &http.Request{Method: http.MethodGet, URL: p.url, Close: true, Header: header}
 	if err := request.Write(over); err != nil {
 		return err
 	}
@@ -86,8 +87,8 @@ func (p *Probe) use(ctx context.Context, conn *net.TCPConn) (err error) {
 	return nil
 }
 
-// hangUp ends a connection, and returns once the kernel shows nothing of it that criu would find in the job. A reset ends
-// what the server does not: with what it answers it closes its end first, and would have its port in TIME_WAIT.
+// hangUp ends a connection, and returns once the kernel shows nothing of it that criu would find in the job. A reset
+// ends what the server does not, and what it has closed first, as after an answer: else its port were in TIME_WAIT.
 func (p *Probe) hangUp(ctx context.Context, conn *net.TCPConn) error {
 	if ctx.Err() == nil {
 		if p.url == nil { // it waits for us

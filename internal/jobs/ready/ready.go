@@ -4,6 +4,7 @@ package ready
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -32,7 +33,8 @@ type Condition struct {
 
 // Help says how a condition is written.
 const Help = "http://HOST:PORT/PATH or https://… (answered with a status 2xx, as seen from the job), tcp:PORT " +
-	"(a connection is accepted), file:PATH (exists, as the job sees it) or log:TEXT (in a line of DIR/output.log since the job runs)"
+	"(a connection is accepted), file:PATH (exists, as the job sees it) or log:TEXT (in a line of DIR/output.log " +
+	"since the job runs)"
 
 func (c Condition) String() string { return c.text }
 
@@ -42,14 +44,9 @@ func Parse(text string) (Condition, error) {
 	kind, rest, _ := strings.Cut(text, ":")
 	switch kind {
 	case "http", "https":
-		return c, c.parseURL()
+		return c, c.parseURL(map[string]string{"http": "80", "https": "443"}[kind])
 	case "tcp":
-		port, err := strconv.ParseUint(rest, 10, 16)
-		if err != nil || port == 0 {
-			return c, fmt.Errorf("%q: a port is a number between 1 and 65535", text)
-		}
-		c.connects = netns.Loopback(uint16(port))
-		return c, nil
+		return c, c.to("localhost", rest)
 	case "file":
 		if c.file = rest; !filepath.IsAbs(rest) {
 			return c, fmt.Errorf("%q: must be an absolute path", text)
@@ -64,21 +61,20 @@ func Parse(text string) (Condition, error) {
 	return c, fmt.Errorf("%q: want http://…, https://…, tcp:PORT, file:PATH or log:TEXT", text)
 }
 
-// parseURL takes no names of hosts but localhost: those that a job knows are not to be found out from outside.
-func (c *Condition) parseURL() (err error) {
+func (c *Condition) parseURL(port string) (err error) {
 	if c.url, err = url.Parse(c.text); err != nil {
 		return err
 	}
-	port := uint64(80)
-	if c.url.Scheme == "https" {
-		port = 443
+	return c.to(c.url.Hostname(), cmp.Or(c.url.Port(), port))
+}
+
+// to says where to connect. It takes no names of hosts but localhost: those that a job knows are not to be found out
+// from outside.
+func (c *Condition) to(host, text string) error {
+	port, err := strconv.ParseUint(text, 10, 16)
+	if err != nil || port == 0 {
+		return fmt.Errorf("%q: a port is a number between 1 and 65535", c.text)
 	}
-	if text := c.url.Port(); text != "" {
-		if port, err = strconv.ParseUint(text, 10, 16); err != nil || port == 0 {
-			return fmt.Errorf("%q: a port is a number between 1 and 65535", c.text)
-		}
-	}
-	host := c.url.Hostname()
 	if host == "localhost" {
 		c.connects = netns.Loopback(uint16(port))
 		return nil
@@ -93,17 +89,13 @@ func (c *Condition) parseURL() (err error) {
 
 const maxText = 1024 // bytes
 
-// Job is where to look.
-type Job struct {
-	PID    int    // of a process with the job's namespaces
-	Output string // the file with its output
-	From   int64  // where in that the job's present run begins
-}
-
 // Probe looks again and again.
 type Probe struct {
 	Condition
-	Job
+	PID    int    // of a process with the job's namespaces
+	Output string // the file with its output
+	From   int64  // where in that the job's present run begins
+
 	output *os.File
 	at     int64  // up to where that was read
 	rest   []byte // the end of what was read, in which a part of the text may be
@@ -134,7 +126,8 @@ func (p *Probe) findFile() error {
 		return err
 	}
 	defer unix.Close(root)
-	fd, err := unix.Openat2(root, p.file, &unix.OpenHow{Flags: unix.O_PATH | unix.O_CLOEXEC, Resolve: unix.RESOLVE_IN_ROOT})
+	how := &unix.OpenHow{Flags: unix.O_PATH | unix.O_CLOEXEC, Resolve: unix.RESOLVE_IN_ROOT}
+	fd, err := unix.Openat2(root, p.file, how)
 	if err == nil {
 		err = unix.Close(fd)
 	}

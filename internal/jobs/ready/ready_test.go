@@ -44,7 +44,11 @@ func TestParse(t *testing.T) {
 		"ftp://localhost/":                      "want http",
 	} {
 		c, err := Parse(text)
-		if want == "" && (err != nil || c.String() != text) || want != "" && (err == nil || !strings.Contains(err.Error(), want)) {
+		says := ""
+		if err != nil {
+			says = err.Error()
+		}
+		if c.String() != text || (says == "") != (want == "") || !strings.Contains(says, want) {
 			t.Errorf("%.40q: %v, want %q", text, err, want)
 		}
 	}
@@ -57,7 +61,7 @@ func probe(t *testing.T, text string) *Probe {
 	if err != nil {
 		t.Fatal(err)
 	}
-	p := &Probe{Condition: c, Job: Job{PID: os.Getpid()}}
+	p := &Probe{Condition: c, PID: os.Getpid()}
 	t.Cleanup(p.Close)
 	return p
 }
@@ -141,7 +145,9 @@ func TestAFileIsFound(t *testing.T) {
 }
 
 func TestAServerIsAsked(t *testing.T) {
-	for name, start := range map[string]func(http.Handler) *httptest.Server{"http": httptest.NewServer, "https": httptest.NewTLSServer} {
+	for name, start := range map[string]func(http.Handler) *httptest.Server{
+		"http": httptest.NewServer, "https": httptest.NewTLSServer,
+	} {
 		server := start(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 			if r.URL.Path == "/loading" {
 				w.WriteHeader(http.StatusServiceUnavailable)
