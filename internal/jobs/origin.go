@@ -407,7 +407,7 @@ func (s *starter) startFromImage(ctx context.Context) error {
 			}
 			return errors.Join(err, s.withdraw())
 		}
-		if preflight.Refused(err) {
+		if preflight.Refused(err) || errors.As(err, new(*store.DamageError)) {
 			return refuse(err)
 		}
 		return fmt.Errorf("%s could not be started from image %s: %w", s.record.Name, from.Path, err)
