@@ -316,11 +316,16 @@ func isBelow(path, dir string) bool {
 }
 
 // shown is what the sandbox of the job shows in place of the host's. dir is the job's. Both jobs' directories are
-// root's alone, and links may lead there.
+// root's alone, and links may lead there. What is gone, with the job of the image, is made to mount on.
 func (from *origin) shown(dir string) (shown []sandbox.Shown, err error) {
 	own, err := filepath.EvalSymlinks(dir)
 	if err != nil {
 		return nil, err
+	}
+	for _, at := range append([]string{cmp.Or(from.Dir, own)}, from.Private...) {
+		if err := makeMissing(at, 0o700); err != nil {
+			return nil, err
+		}
 	}
 	if dir = own; from.Dir != "" {
 		at, err := filepath.EvalSymlinks(from.Dir)
@@ -335,6 +340,17 @@ func (from *origin) shown(dir string) (shown []sandbox.Shown, err error) {
 		shown = append(shown, sandbox.Shown{Dir: filepath.Join(dir, privateDir, strconv.Itoa(n)), At: at})
 	}
 	return shown, nil
+}
+
+// makeMissing makes a directory, and those above it for everybody, and follows no symbolic link.
+func makeMissing(path string, mode uint32) error {
+	if _, err := os.Lstat(path); !errors.Is(err, fs.ErrNotExist) {
+		return err
+	}
+	if err := makeMissing(filepath.Dir(path), 0o755); err != nil {
+		return err
+	}
+	return files.MakeDirectory(path, mode, 0, 0, func(files.Made) error { return nil })
 }
 
 // hostPath is where the host has a file or a directory of the job.
@@ -456,10 +472,8 @@ func (s *starter) layOut(ctx context.Context, c store.Checkpoint) (fresh bool, e
 	from, private := s.record.Image, filepath.Join(s.Dir, privateDir)
 	ownerDir, owner := ownerOf(from.Path)
 	owner.Dir = ownerDir
-	for _, dir := range []string{filepath.Join(s.Dir, shownImage), cmp.Or(from.Dir, s.Dir)} {
-		if err := os.MkdirAll(dir, 0o700); err != nil {
-			return false, err
-		}
+	if err := os.MkdirAll(filepath.Join(s.Dir, shownImage), 0o700); err != nil {
+		return false, err
 	}
 	for name, of := range ours {
 		data, err := os.ReadFile(filepath.Join(c.Dir, oursPrefix+name))

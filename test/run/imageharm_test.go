@@ -252,3 +252,23 @@ func TestAJobFromAnImageWhoseDirectoryIsRemoved(t *testing.T) {
 		w.noProcesses()
 	})
 }
+
+// TestAJobFromAnImageGoesOnWithoutIt from its own checkpoint, also if the directories that it has copies of are gone.
+func TestAJobFromAnImageGoesOnWithoutIt(t *testing.T) {
+	testenv.Simulated(t, func(t *testing.T) {
+		w := newWorld(t)
+		original, _ := w.imageOf()
+		job := w.from()
+		r := job.startsFrom(w)
+		r.signal(unix.SIGTERM)
+		r.ends(requeue)
+		w.stop(0)
+		original.ends(0)
+		must(t, os.RemoveAll(w.dir))
+		must(t, os.RemoveAll(w.work))
+		r = job.again()
+		r.resumed("000001")
+		job.stop(0)
+		r.ends(0)
+	})
+}
