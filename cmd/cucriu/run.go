@@ -230,10 +230,10 @@ func addLongFlags(cmd *cobra.Command, o *jobs.Options) (check func(args []string
 		"the directory of another long job (its newest checkpoint), or of one of its checkpoints")
 	flags.StringArrayVar(&o.Private, "private", nil, "with --image: give the job a private copy of this "+
 		"directory, as of those in which the image was writing; may be repeated")
-	flags.StringVar(&o.Net, "net", jobs.NetOwn, "with --image: the job's network: own (loopback, and --publish), host, or a "+
-		"network namespace that is prepared, by its name in ip netns or by its path")
-	publish := flags.StringArray("publish", nil, "with --image: forward a port of the host to the job, whose own network has no "+
-		"other way in or out: [ADDRESS:]NEW:OLD[/udp], where NEW may be 0 for any free one; may be repeated")
+	flags.StringVar(&o.Net, "net", jobs.NetOwn, "with --image: the job's network: own (loopback, and --publish), "+
+		"host, or a network namespace that is prepared, by its name in ip netns or by its path")
+	publish := flags.StringArray("publish", nil, "with --image: forward a port of the host to the job, whose own network "+
+		"has no other way in or out: [ADDRESS:]NEW:OLD[/udp], where NEW may be 0 for any free one; may be repeated")
 	flags.StringVar(&o.Name, "name", "", "the job's name (default: the last part of DIR)")
 	flags.StringVar(&o.User, "user", "", "user to run the job as, by name or number (default: root)")
 	sizeFlag(cmd, &o.FilesLimit, "files-limit", "how much content of files that the job has open for writing may be saved in a checkpoint, such as 512M")

@@ -153,8 +153,8 @@ func imageFindings(
 	return append(env.ExplainTaken(img.Dir, taken), findings...), err
 }
 
-// AddressFindings finds what the network of the calling thread lacks, or has already, of what the sockets of an image need.
-// within is how a command is run in it, in remedies.
+// AddressFindings finds what the network of the calling thread lacks, or has already, of what the sockets of an image
+// need. within is how a command is run in it, in remedies.
 func AddressFindings(dir, within string) preflight.Findings {
 	return inspect.AddressFindings(imagedir.Open(dir), within)
 }

@@ -19,8 +19,8 @@ const (
 	NetHost = "host" // as of every other long job
 )
 
-// prepareNetwork refuses an image whose sockets cannot be restored in the network that a job from an image is to have, or
-// notes what a network of its own needs for them. isStart says that it is the image that the job is started from.
+// prepareNetwork refuses an image whose sockets cannot be restored in the network that a job from an image is to have,
+// or notes what a network of its own needs for them. isStart says that it is the image that the job is started from.
 func (s *starter) prepareNetwork(image string, isStart bool) (err error) {
 	if s.record.Image == nil {
 		return nil
@@ -39,8 +39,8 @@ func (s *starter) prepareNetwork(image string, isStart bool) (err error) {
 			}
 		})
 	case isStart && len(sockets.Inside) > 0: // even if no job has them now
-		err = fault.New(fmt.Sprintf("the image has both ends of the TCP connection from %v, and these cannot exist twice in one "+
-			"network", sockets.Inside[0]), own)
+		err = fault.New(fmt.Sprintf("the image has both ends of the TCP connection from %v, and these cannot exist "+
+			"twice in one network", sockets.Inside[0]), own)
 	default:
 		findings = checkpoint.AddressFindings(image, "")
 		for i := range findings {

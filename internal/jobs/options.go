@@ -26,7 +26,8 @@ type Options struct {
 	// Private are directories of which a job from an image gets copies, beside those in which the image was writing.
 	Private []string
 
-	// Net is the network of a job from an image: [NetOwn], [NetHost], or a prepared network namespace, by its name or path.
+	// Net is the network of a job from an image: [NetOwn], [NetHost], or a prepared network namespace, by its name or
+	// path.
 	Net string
 	// Publish are ports of the host that lead to those of a job from an image that has not the host's network.
 	Publish []relay.Publish

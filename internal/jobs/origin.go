@@ -52,8 +52,8 @@ type origin struct {
 	Dir        string   `json:"dir"`
 	PrivateTmp bool     `json:"private_tmp,omitempty"`
 	Private    []string `json:"private,omitempty"` // directories; the copy of number n is in D/private/n
-	// Addresses are those at which the image and the job's checkpoints have sockets, beside loopback addresses, and those of
-	// the job of the image. A network of the job's own has them.
+	// Addresses are those at which the image and the job's checkpoints have sockets, beside loopback addresses, and those
+	// of the job of the image. A network of the job's own has them.
 	Addresses []netip.Addr `json:"addresses,omitempty"`
 }
 

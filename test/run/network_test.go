@@ -18,8 +18,8 @@ import (
 	"cucriu/internal/testenv"
 )
 
-// networkServer serves at each of its arguments, ADDRESS,PORT. At /self a server answers what it has said to itself, by a
-// connection that it has had since it was started; with ADDRESS,PORT,alone it has none.
+// networkServer serves at each of its arguments, ADDRESS,PORT. At /self a server answers what it has said to itself, by
+// a connection that it has had since it was started; with ADDRESS,PORT,alone it has none.
 const networkServer = `
 import http.client, http.server, socket, sys, threading
 class Server(http.server.ThreadingHTTPServer):
@@ -89,8 +89,8 @@ func (w *world) serves(more string, addresses ...string) (r *run, ports []string
 	return r, ports
 }
 
-// TestAJobFromAnImageHasTheAddressesOfItsSockets in a network of its own: whatever a server is bound to, it is reached by
-// its published port and by itself, twice at the same time, and after it was resumed.
+// TestAJobFromAnImageHasTheAddressesOfItsSockets in a network of its own: whatever a server is bound to, it is reached
+// by its published port and by itself, twice at the same time, and after it was resumed.
 func TestAJobFromAnImageHasTheAddressesOfItsSockets(t *testing.T) {
 	testenv.Simulated(t, func(t *testing.T) {
 		w := emptyWorld(t)
@@ -286,19 +286,24 @@ func TestAJobFromAnImageRunsInTheNetworkOfTheHost(t *testing.T) {
 		first, _ := connected.serves("", "0.0.0.0")
 		first.signal(unix.SIGTERM)
 		first.ends(requeue)
-		connected.from().startFrom(connected, "--net", "host").ends(3, "the image has both ends of the TCP connection from 127.0.0.1:", "--net own")
+		connected.from().startFrom(connected, "--net", "host").ends(3,
+			"the image has both ends of the TCP connection from 127.0.0.1:", "--net own")
 
 		w := emptyWorld(t)
 		original, ports := w.serves(",alone", "0.0.0.0", "::1")
 		job := w.from()
 		refused := job.startFrom(w, "--net", "host")
-		refused.ends(3, "TCP 0.0.0.0:"+ports[0]+", which process ", "(python3) uses", "TCP [::1]:"+ports[1], "--net own", "--publish")
+		refused.ends(3, "TCP 0.0.0.0:"+ports[0]+", which process ", "(python3) uses", "TCP [::1]:"+ports[1],
+			"--net own", "--publish")
 		if strings.Count(refused.said(), "UDP") != 1 || testenv.Exists(job.dir) {
 			t.Error(refused.said())
 		}
 		original.signal(unix.SIGTERM)
 		original.ends(requeue)
-		for _, args := range [][]string{{"--image", w.dir, "--net", "host", "--publish", "1:2"}, {"--net", "host", "--", "true"}} {
+		for _, args := range [][]string{
+			{"--image", w.dir, "--net", "host", "--publish", "1:2"},
+			{"--net", "host", "--", "true"},
+		} {
 			out, err := w.host.Cucriu(append([]string{"run", "--dir", job.dir}, args...)...)
 			if exit := new(exec.ExitError); !errors.As(err, &exit) || exit.ExitCode() != 2 || !strings.Contains(out, "--net") {
 				t.Errorf("%v: %v\n%s", args, err, out)

@@ -274,10 +274,10 @@ func hasUNIXSocket(name string) bool {
 	return err != nil || strings.Contains(string(list), " "+name+"\n")
 }
 
-// AddressFindings refuse a restore if the network of the calling thread lacks an address that the job's sockets have, or
-// if a program has a port or a connection of theirs there. criu finds that when it has made processes; two jobs that set
-// SO_REUSEPORT would divide the clients without a word. It is a check, by a trial: a port that is free now may be taken by
-// then. within is how a command is run in that network, in remedies.
+// AddressFindings refuse a restore if the network of the calling thread lacks an address that the job's sockets have,
+// or if a program has a port or a connection of theirs there. criu finds that when it has made processes; two jobs that
+// set SO_REUSEPORT would divide the clients without a word. It is a check, by a trial: a port that is free now may be
+// taken by then. within is how a command is run in that network, in remedies.
 func AddressFindings(img *imagedir.Image, within string) (findings preflight.Findings) {
 	sockets, _ := img.Sockets() // of an image that is read elsewhere, or damaged, there are none
 	found := func(message, remedy string) {

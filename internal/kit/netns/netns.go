@@ -1,5 +1,5 @@
-// Package netns prepares network namespaces that were just made, joins prepared ones, and connects to what is in others. It
-// knows no job.
+// Package netns prepares network namespaces that were just made, joins prepared ones, and connects to what is in
+// others. It knows no job.
 package netns
 
 import (
@@ -27,8 +27,8 @@ func Path(name string) string {
 	return filepath.Join("/run/netns", name)
 }
 
-// Join has the calling thread, locked to its goroutine, join a network namespace that others have prepared, and that only
-// root can replace.
+// Join has the calling thread, locked to its goroutine, join a network namespace that others have prepared, and that
+// only root can replace.
 func Join(path string) error {
 	if err := durable.CheckPath("network namespace", path, 0); err != nil && !errors.Is(err, unix.ENOTDIR) {
 		return err // a file is no directory
@@ -47,13 +47,14 @@ func Join(path string) error {
 	}
 	err = proc.Use(file, func(fd int) error { return unix.Setns(fd, unix.CLONE_NEWNET) })
 	if errors.Is(err, unix.EINVAL) {
-		return fault.Because(err, path+" is not a network namespace", "name one: by the name that ip netns list shows, or by its path")
+		return fault.Because(err, path+" is not a network namespace",
+			"name one: by the name that ip netns list shows, or by its path")
 	}
 	return os.NewSyscallError("setns", err)
 }
 
-// AddLoopback gives the network namespace of the calling thread, a new one, the addresses of this host itself, and others
-// that sockets in it have: who connects to one of those reaches them, as on the host that they are from.
+// AddLoopback gives the network namespace of the calling thread, a new one, the addresses of this host itself, and
+// others that sockets in it have: who connects to one of those reaches them, as on the host that they are from.
 func AddLoopback(others []netip.Addr) error {
 	fd, err := unix.Socket(unix.AF_INET, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0)
 	if err != nil {
@@ -101,9 +102,9 @@ func add(conn *netlink.Conn, address netip.Addr) error {
 	if err != nil {
 		return err
 	}
+	const flags = netlink.Request | netlink.Acknowledge | netlink.Create | netlink.Replace
 	_, err = conn.Execute(netlink.Message{
-		Header: netlink.Header{Type: unix.RTM_NEWADDR, Flags: netlink.Request | netlink.Acknowledge | netlink.Create | netlink.Replace},
-		Data:   append(body, attributes...),
+		Header: netlink.Header{Type: unix.RTM_NEWADDR, Flags: flags}, Data: append(body, attributes...),
 	})
 	return err
 }
