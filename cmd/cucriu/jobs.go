@@ -161,7 +161,10 @@ the checkpoint that has begun is still completed.
 
 With --when it is made once the job is ready: the condition is looked at again and
 again, without an end unless --timeout is given. The connection of a look is closed
-before. If the job ends first, the exit status is 5; after --timeout it is 1.`),
+before. If the job ends first, the exit status is 5; after --timeout it is 1.
+
+criu dumps no job for which a connection waits. So for a server that listens long before
+it takes connections, use file: or log:, or no checkpoint can be made until it does.`),
 		askCommand(life.AskPause, "Pause a long job, and free its GPUs", `Pause a long job, with its GPU memory moved into host memory, so that others can
 use its GPUs. A job without CUDA is only stopped.
 
