@@ -628,7 +628,7 @@ func (s *starter) survey(ctx context.Context, c store.Checkpoint, from *os.File,
 		return nil, err
 	}
 	for name, stat := range links {
-		if names[stat.Ino] < stat.Nlink {
+		if names[stat.Ino] < uint64(stat.Nlink) {
 			return nil, fault.New(filepath.Join(seen, name)+" has a name elsewhere, which would lead to another file",
 				"remove that name, or let the job write to a file that has no other")
 		}
