@@ -1,0 +1,316 @@
+package jobs
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"runtime"
+	"slices"
+	"strconv"
+	"strings"
+	"syscall"
+
+	"golang.org/x/sys/unix"
+
+	"cucriu/internal/jobs/store"
+	"cucriu/internal/kit/criuimage"
+	"cucriu/internal/kit/durable"
+	"cucriu/internal/kit/failpoint"
+	"cucriu/internal/kit/fault"
+	"cucriu/internal/kit/files"
+	"cucriu/internal/kit/inventory"
+	"cucriu/internal/kit/proc"
+	"cucriu/internal/kit/quote"
+	"cucriu/internal/kit/units"
+)
+
+// privateDirs lists the directories of which a job needs copies: those of the files that the image was writing, of its
+// named pipes and UNIX sockets, and what the user names. A directory in another one of them is part of that.
+func privateDirs(c store.Checkpoint, jobDir string, o Options) ([]string, error) {
+	written, trees, err := writtenIn(c)
+	if err != nil {
+		return nil, err
+	}
+	own, err := criuimage.OwnPaths(c.Dir)
+	if err != nil {
+		return nil, err
+	}
+	trees = append(trees, "/dev", "/proc", "/sys", aboutDir) // of which a sandbox has its own, or which are the kernel's
+	var dirs []string
+	for _, given := range o.Private {
+		dir, err := filepath.EvalSymlinks(given)
+		if err == nil {
+			dir, err = filepath.Abs(dir)
+		}
+		if err != nil {
+			return nil, fmt.Errorf("--private: %w", err)
+		}
+		dirs = append(dirs, dir)
+	}
+	for _, path := range append(written, own...) {
+		dirs = append(dirs, filepath.Dir(path))
+	}
+	slices.Sort(dirs)
+	var all []string
+	for _, dir := range dirs {
+		isIn := func(of string) bool { return of != "" && isBelow(dir, of) }
+		if isIn(jobDir) || slices.ContainsFunc(append(trees, all...), isIn) {
+			continue
+		}
+		for _, other := range []string{o.Dir, jobDir} {
+			if other != "" && isBelow(other, dir) {
+				return nil, fault.New(fmt.Sprintf("each job from the image gets a copy of %s, and %s is in it", dir, other),
+					"let the job write in a directory of its own; name a --dir elsewhere")
+			}
+		}
+		all = append(all, dir)
+	}
+	return all, nil
+}
+
+// writtenIn lists the files that the job of an image was writing, and the directories of its own that the image has.
+func writtenIn(c store.Checkpoint) (written, trees []string, err error) {
+	if !c.IsDump() {
+		return files.Written(c.Dir)
+	}
+	all, err := criuimage.Files(c.Dir)
+	for _, f := range all {
+		if f.Written {
+			written = append(written, f.Path)
+		}
+	}
+	return written, nil, err
+}
+
+// checkUnchanged fails if an image does not hold the files that its job was writing, and these have changed since. at
+// says where a file is.
+func checkUnchanged(c store.Checkpoint, at func(path string) string) error {
+	if !c.IsDump() {
+		return nil
+	}
+	all, err := criuimage.Files(c.Dir)
+	if err != nil {
+		return err
+	}
+	var changed []string
+	for _, f := range all {
+		info, err := os.Lstat(at(f.Path))
+		isSame := err == nil && info.Size() == f.Size && !info.ModTime().After(c.CreatedAt)
+		if isBelow(f.Path, shm) || f.Written && !isSame {
+			changed = append(changed, quote.Name(f.Path))
+		}
+	}
+	if len(changed) == 0 {
+		return nil
+	}
+	return fault.New("image-incomplete: it does not hold the files that its job was writing, and of these it is not shown "+
+		"that they are unchanged: "+units.List(changed, 8), "run the job with cucriu run --dir: its checkpoints hold these files")
+}
+
+// layOut makes what the job has of its own: directories to mount on, our files, and private copies. It reports whether the
+// copies are fresh: an earlier start of the job may have written to others.
+func (s *starter) layOut(ctx context.Context, c store.Checkpoint) (fresh bool, err error) {
+	from, private := s.record.Image, filepath.Join(s.Dir, privateDir)
+	ownerDir, owner := ownerOf(from.Path)
+	owner.Dir = ownerDir
+	if err := os.MkdirAll(filepath.Join(s.Dir, shownImage), 0o700); err != nil {
+		return false, err
+	}
+	for name, of := range ours {
+		data, err := os.ReadFile(filepath.Join(c.Dir, oursPrefix+name))
+		if errors.Is(err, fs.ErrNotExist) && ownerDir != "" { // an earlier version has made the image
+			data, err = os.ReadFile(filepath.Join(ownerDir, name))
+		}
+		if errors.Is(err, fs.ErrNotExist) {
+			continue
+		}
+		if err == nil {
+			err = durable.WriteNew(filepath.Join(s.Dir, name), data, of.mode)
+		}
+		if err != nil {
+			return false, err
+		}
+	}
+	if _, err := os.Lstat(private); err == nil {
+		return false, nil
+	}
+	partial := private + ".partial"
+	if err := errors.Join(os.RemoveAll(partial), os.Mkdir(partial, 0o700)); err != nil {
+		return false, err
+	}
+	for n, dir := range from.Private {
+		if err := s.copyPrivate(ctx, c, owner.hostPath(dir), dir, filepath.Join(partial, strconv.Itoa(n))); err != nil {
+			return false, fmt.Errorf("private copy of %s: %w", dir, err)
+		}
+	}
+	err = syncAll(partial) // later starts take what is there
+	if err == nil {
+		err = failpoint.Hit(ctx, "image.copied", 0)
+	}
+	if err != nil {
+		return false, err
+	}
+	return true, os.Rename(partial, private)
+}
+
+// syncAll waits until the file system of a directory is on disk.
+func syncAll(dir string) error {
+	f, err := os.Open(dir)
+	if err != nil {
+		return err
+	}
+	defer f.Close()
+	return os.NewSyscallError("syncfs", unix.Syncfs(int(f.Fd())))
+}
+
+// copyTries is how often a directory is copied that is written to meanwhile: a database would be of no one state.
+const copyTries = 3
+
+// copyPrivate copies a directory, with all that is in its file system. The job knows it as seen.
+func (s *starter) copyPrivate(ctx context.Context, c store.Checkpoint, dir, seen, to string) error {
+	from, err := durable.OpenDir(dir) // the job's user may put a link in its place
+	if err != nil {
+		return err
+	}
+	defer from.Close()
+	mounts, err := inventory.OwnMounts()
+	if err != nil {
+		return err
+	}
+	for _, m := range mounts {
+		if m.At != dir && isBelow(m.At, dir) {
+			return fault.New(m.At+" is mounted in it, and would be missing", "let the job write in a directory of its own")
+		}
+	}
+	before, err := s.survey(ctx, c, from, seen)
+	if err != nil {
+		return err
+	}
+	for try := 1; ; try++ {
+		if err := os.RemoveAll(to); err != nil {
+			return err
+		}
+		err := copyTree(ctx, from, to)
+		if errors.Is(err, errReplaced) && try < copyTries {
+			continue
+		}
+		var after survey
+		if err == nil {
+			after, err = s.survey(ctx, c, from, seen)
+		}
+		if err != nil {
+			return err
+		}
+		changed := after.changedSince(before)
+		if before = after; changed == "" {
+			return nil
+		}
+		if try == copyTries {
+			s.say(fmt.Sprintf("warning: %s was written to while it was copied: what this job has of it may be of no one moment",
+				filepath.Join(seen, changed)))
+			return nil
+		}
+	}
+}
+
+// survey is what files of a directory are, by their paths in it: those that the checkpoint does not put back.
+type survey map[string]syscall.Stat_t
+
+// changedSince returns the path of a file in which somebody has written. One that has replaced another is whole.
+func (now survey) changedSince(then survey) string {
+	for path, file := range now {
+		if was, known := then[path]; known && was.Ino == file.Ino && (was.Mtim != file.Mtim || was.Size != file.Size) {
+			return path
+		}
+	}
+	return ""
+}
+
+// survey looks whether a directory can be copied for the job.
+func (s *starter) survey(ctx context.Context, c store.Checkpoint, from *os.File, seen string) (survey, error) {
+	written, _, err := writtenIn(c)
+	if err != nil {
+		return nil, err
+	}
+	isPutBack := make(map[string]bool)
+	for _, path := range written {
+		isPutBack[path] = true
+	}
+	limit, top := cmp.Or(s.FilesLimit, files.DefaultLimit), proc.PathIn(from, "")
+	var sum int64
+	found, names := make(survey), make(map[uint64]uint64) // by inode
+	links := make(map[string]syscall.Stat_t)
+	err = filepath.WalkDir(top+".", func(path string, entry fs.DirEntry, err error) error {
+		var info fs.FileInfo
+		if err == nil {
+			info, err = entry.Info()
+		}
+		if errors.Is(err, fs.ErrNotExist) {
+			return nil
+		}
+		if err != nil {
+			return err
+		}
+		stat, name := info.Sys().(*syscall.Stat_t), strings.TrimPrefix(path, top)
+		if sum += stat.Blocks * 512; sum > limit {
+			return fault.New("it holds more than "+units.Size(limit),
+				"let the job write in a directory of its own, or give a larger --files-limit")
+		}
+		names[stat.Ino]++
+		switch isOwn := isPutBack[filepath.Join(seen, name)]; {
+		case isOwn && stat.Nlink > 1:
+			links[name] = *stat
+		case !isOwn && info.Mode().IsRegular():
+			found[name] = *stat
+		}
+		return ctx.Err()
+	})
+	if err != nil {
+		return nil, err
+	}
+	for name, stat := range links {
+		if names[stat.Ino] < uint64(stat.Nlink) {
+			return nil, fault.New(filepath.Join(seen, name)+" has a name elsewhere, which would lead to another file",
+				"remove that name, or let the job write to a file that has no other")
+		}
+	}
+	return found, nil
+}
+
+var errReplaced = errors.New("a file was replaced while it was copied")
+
+// copyTree copies a directory, without what is removed meanwhile. [errReplaced] says that it must be tried again.
+func copyTree(ctx context.Context, from *os.File, to string) error {
+	runtime.LockOSThread() // as the end of a thread is for its children what that of the program is
+	defer runtime.UnlockOSThread()
+	cmd := exec.CommandContext(ctx, "cp", "--archive", "--one-file-system", "--reflink=auto",
+		"--no-target-directory", "--", "/proc/self/fd/3/.", to)
+	cmd.ExtraFiles = []*os.File{from}
+	cmd.Env = append(os.Environ(), "LC_ALL=C")
+	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: unix.SIGKILL} // it must not write to what the next start copies
+	said, err := cmd.CombinedOutput()
+	if err == nil || ctx.Err() != nil {
+		return context.Cause(ctx)
+	}
+	lines, gone, replaced := strings.Split(strings.TrimSpace(string(said)), "\n"), 0, 0
+	for _, line := range lines {
+		switch {
+		case strings.HasSuffix(line, ": No such file or directory"):
+			gone++
+		case strings.HasSuffix(line, " replaced while being copied"):
+			replaced++
+		}
+	}
+	switch {
+	case gone+replaced < len(lines):
+		return fmt.Errorf("cp: %w: %s", err, strings.Join(lines, "; "))
+	case replaced > 0:
+		return errReplaced
+	}
+	return nil
+}
