@@ -255,7 +255,14 @@ func (s *core) withdraw() error {
 		return removeSandboxes(s.Dir)
 	}
 	s.withdrawn = true
-	return errors.Join(removeSandboxes(s.Dir), os.Remove(filepath.Join(s.Dir, recordName)))
+	err := removeSandboxes(s.Dir)
+	if s.record.Image != nil { // the next job's may be others, in another order
+		private := filepath.Join(s.Dir, privateDir)
+		if left := errors.Join(os.RemoveAll(private), os.RemoveAll(private+".partial")); left != nil {
+			return errors.Join(err, left) // the record says whose they are
+		}
+	}
+	return errors.Join(err, os.Remove(filepath.Join(s.Dir, recordName)))
 }
 
 // finish records that the job has come to its end.

@@ -82,6 +82,9 @@ func recordFrom(o Options) (record, error) {
 		return record{}, &ImageError{o.Image, err}
 	}
 	c, from, err := readOrigin(path)
+	if _, statErr := os.Lstat(filepath.Join(o.Dir, privateDir)); err == nil && statErr == nil {
+		err = fault.New(filepath.Join(o.Dir, privateDir)+" has files of an earlier job", "name another --dir")
+	}
 	if err == nil && from.Dir != "" && (isBelow(o.Dir, from.Dir) || isBelow(from.Dir, o.Dir)) {
 		err = fault.New(fmt.Sprintf("the job sees its directory at %s, and %s cannot be there, too", from.Dir, o.Dir),
 			"name a --dir elsewhere")
