@@ -96,6 +96,10 @@ func recordFrom(o Options) (record, error) {
 		from.Asked = o.Image
 		from.Private, err = privateDirs(c, from.Dir, o)
 	}
+	_, of := ownerOf(path)
+	if err == nil {
+		err = of.refuseAround(from.Private)
+	}
 	if err != nil {
 		return record{}, &ImageError{path, err}
 	}
@@ -103,7 +107,7 @@ func recordFrom(o Options) (record, error) {
 		Version: recordVersion, Name: cmp.Or(o.Name, filepath.Base(o.Dir)), Dir: o.Dir, Command: []string{c.Command},
 		WorkDir: "/", Image: &from, Begun: time.Now().UTC(),
 	}
-	if _, of := ownerOf(path); len(of.Command) > 0 { // else only its name is known
+	if len(of.Command) > 0 { // else only its name is known
 		r.Command, r.WorkDir = of.Command, of.WorkDir
 		if of.Image != nil {
 			from.Addresses = of.Image.Addresses
@@ -171,6 +175,10 @@ func readOrigin(path string) (c store.Checkpoint, from origin, err error) {
 	if len(of.Private) > 0 && dir == "" {
 		return c, from, fault.New("it is a copy of a checkpoint whose job has files of its own, which are not here",
 			"name the directory of that job")
+	}
+	if len(of.Private) > 0 && owner.Image == nil {
+		return c, from, fault.New(filepath.Join(dir, recordName)+" does not say which files its job has of its own",
+			"restore that from a backup, or use the version of cucriu that has written it")
 	}
 	if from.Dir = cmp.Or(of.Dir, owner.Dir); from.Dir == "" { // an earlier version has made it, and it is a copy
 		return c, from, fault.New("it does not say which directory its job had",
@@ -277,6 +285,23 @@ func (r record) hostPath(path string) string {
 		}
 	}
 	return path
+}
+
+// refuseAround fails if one of these directories, of which a job from an image of this one is to get copies, has in it one
+// that is private to this job: the copy would have the host's in its place.
+func (r record) refuseAround(dirs []string) error {
+	if r.Image == nil {
+		return nil
+	}
+	for _, private := range r.Image.Private {
+		for _, dir := range dirs {
+			if dir != private && isBelow(private, dir) {
+				return fault.New(fmt.Sprintf("each job from the image gets a copy of %s, in which the job of the image has "+
+					"%s of its own", dir, private), "name directories with --private that do not contain that one")
+			}
+		}
+	}
+	return nil
 }
 
 // open reads the image again, which must be the same.

@@ -39,3 +39,25 @@ func TestNoJobTakesThePrivateFilesOfAnother(t *testing.T) {
 		original.ends(0)
 	})
 }
+
+// TestAPrivateDirectoryIsNotReplacedByTheHosts in the jobs that are started from an image of a job from an image.
+func TestAPrivateDirectoryIsNotReplacedByTheHosts(t *testing.T) {
+	testenv.Simulated(t, func(t *testing.T) {
+		w := newWorld(t)
+		w.work = filepath.Join(w.work, "below")
+		must(t, os.Mkdir(w.work, 0o755))
+		w.host.Setenv(jobVariable, w.work)
+		original, _ := w.imageOf()
+		job := w.from()
+		r := job.startsFrom(w)
+		r.signal(unix.SIGTERM)
+		r.ends(requeue)
+		w.from().startFrom(&world{t: t, dir: job.dir, work: filepath.Dir(w.work)}).ends(3, w.work+" of its own")
+
+		testenv.WriteFile(t, filepath.Join(job.dir, "job.json"), "{")
+		image := filepath.Join(job.dir, "checkpoints", "000001")
+		w.from().startFrom(&world{t: t, dir: image, work: w.work}).ends(3, "job.json does not say which files")
+		w.stop(0)
+		original.ends(0)
+	})
+}
