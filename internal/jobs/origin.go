@@ -85,7 +85,7 @@ func recordFrom(o Options) (record, error) {
 	if _, statErr := os.Lstat(filepath.Join(o.Dir, privateDir)); err == nil && statErr == nil {
 		err = fault.New(filepath.Join(o.Dir, privateDir)+" has files of an earlier job", "name another --dir")
 	}
-	if err == nil && from.Dir != "" && (isBelow(o.Dir, from.Dir) || isBelow(from.Dir, o.Dir)) {
+	if err == nil && from.Dir != "" && (isBelow(resolve(o.Dir), from.Dir) || isBelow(from.Dir, resolve(o.Dir))) {
 		err = fault.New(fmt.Sprintf("the job sees its directory at %s, and %s cannot be there, too", from.Dir, o.Dir),
 			"name a --dir elsewhere")
 	}
@@ -184,6 +184,7 @@ func readOrigin(path string) (c store.Checkpoint, from origin, err error) {
 		return c, from, fault.New("it does not say which directory its job had",
 			"name the directory of the job that it was made of")
 	}
+	from.Dir = resolve(from.Dir) // as criu names what is in it
 	return c, from, nil
 }
 
@@ -234,6 +235,14 @@ func StartFrom(image string) (Start, error) {
 func isBelow(path, dir string) bool {
 	rest, err := filepath.Rel(dir, path)
 	return err == nil && filepath.IsLocal(rest)
+}
+
+// resolve follows the symbolic links of a path as far as it exists.
+func resolve(path string) string {
+	if followed, err := filepath.EvalSymlinks(path); err == nil || filepath.Dir(path) == path {
+		return followed
+	}
+	return filepath.Join(resolve(filepath.Dir(path)), filepath.Base(path))
 }
 
 // shown is what the sandbox of the job shows in place of the host's. dir is the job's. Both jobs' directories are

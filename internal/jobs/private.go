@@ -59,11 +59,11 @@ func privateDirs(c store.Checkpoint, jobDir string, o Options) ([]string, error)
 	var all []string
 	for _, dir := range dirs {
 		isIn := func(of string) bool { return of != "" && isBelow(dir, of) }
-		if isIn(jobDir) || slices.ContainsFunc(append(trees, all...), isIn) {
+		if jobDir != "" && isBelow(resolve(dir), jobDir) || slices.ContainsFunc(append(trees, all...), isIn) {
 			continue
 		}
 		for _, other := range []string{o.Dir, jobDir} {
-			if other != "" && isBelow(other, dir) {
+			if other != "" && isBelow(resolve(other), dir) {
 				return nil, fault.New(fmt.Sprintf("each job from the image gets a copy of %s, and %s is in it", dir, other),
 					"let the job write in a directory of its own; name a --dir elsewhere")
 			}

@@ -61,3 +61,32 @@ func TestAPrivateDirectoryIsNotReplacedByTheHosts(t *testing.T) {
 		original.ends(0)
 	})
 }
+
+// TestALinkOnTheWayToTheJobOfAnImage leads to what that job has of its own, of which others have theirs.
+func TestALinkOnTheWayToTheJobOfAnImage(t *testing.T) {
+	testenv.Simulated(t, func(t *testing.T) {
+		w := newMixedWorld(t)
+		parent, link := filepath.Dir(w.dir), filepath.Join(t.TempDir(), "link")
+		must(t, os.Symlink(parent, link))
+		w.dir = filepath.Join(link, "D")
+		original, _ := w.imageOf()
+		below := &world{t: t, host: w.host, dir: filepath.Join(parent, "D", "below")}
+		below.startFrom(w).ends(3, "cannot be there, too")
+		job := w.from()
+		r := job.startsFrom(w)
+		job.checks()
+		if all, err := os.ReadDir(filepath.Join(job.dir, "private")); err != nil || len(all) != 1 {
+			t.Errorf("%v: private copies %v, want that of %s alone", err, all, w.work)
+		}
+		r.signal(unix.SIGTERM)
+		r.ends(requeue)
+		r = job.again()
+		r.resumed("000001")
+		job.checks()
+		for _, r := range []*run{r, original} {
+			r.ticksOn()
+			r.w.stop(0)
+			r.ends(0)
+		}
+	})
+}
