@@ -11,28 +11,17 @@ import (
 // TestACopyOfWhatIsWrittenMeanwhile may be torn, and the job is started with a warning that names the file.
 func TestACopyOfWhatIsWrittenMeanwhile(t *testing.T) {
 	testenv.Simulated(t, func(t *testing.T) {
-		w := emptyWorld(t)
-		file := filepath.Join(w.work, "program.py")
-		testenv.WriteFile(t, file, prelude+`
-import threading
-def write():
-    while not os.path.exists("go"): time.sleep(0.01) # so that it is closed in the checkpoint
-    while True:
-        with open("state", "w") as f: f.write("x")
-threading.Thread(target=write, daemon=True).start()
-def tick(n): pass
-`+loop)
-		w.command = []string{"python3", file, w.work, "-", "-"}
-		testenv.WriteFile(t, filepath.Join(w.work, "state"), "")
+		w := newWorld(t)
+		state := filepath.Join(w.work, "state")
+		testenv.WriteFile(t, state, "")
 		original, _ := w.imageOf()
-		w.lets("go")
-		testenv.Eventually(t, testenv.Soon, "it writes", func() bool {
-			info, err := os.Stat(filepath.Join(w.work, "state"))
-			return err == nil && info.Size() > 0
-		})
 		job := w.from()
-		r := job.startsFrom(w)
-		r.says("warning: " + filepath.Join(w.work, "state") + " was written to while it was copied")
+		job.host = w.host.For(t)
+		job.host.UseFailpoint("image.copying=run " + testenv.Script(t, "echo more >>"+state))
+		r := job.startFrom(w)
+		r.says("warning: " + state + " was written to while it was copied")
+		r.says("from image")
+		job.ticks(3)
 		for _, r := range []*run{r, original} {
 			r.w.stop(0)
 			r.ends(0)

@@ -87,6 +87,11 @@ func (w *world) end() {
 		<-r.done
 		if w.t.Failed() {
 			w.t.Logf("cucriu run %v (%v):\n%s", r.flags, r.cmd.ProcessState, r.said())
+			if _, log, found := strings.Cut(r.said(), "its log: "); found {
+				log, _, _ = strings.Cut(log, "\n")
+				data, err := os.ReadFile(log)
+				w.t.Logf("%s: %v\n%s", log, err, data[max(0, len(data)-4096):])
+			}
 		}
 	}
 	if place := w.place(); place != nil {
