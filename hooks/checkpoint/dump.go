@@ -105,7 +105,8 @@ func Dump(ctx context.Context, hook *hooks.Hook, dir string, options Options) (R
 		// Not earlier: where no process uses CUDA, the hook removes what it takes for an earlier
 		// dump's.
 		if record != nil {
-			err = record.Write(partial.Dir())
+			record.Monotonic, record.Boottime, err = proc.Clocks()
+			err = errors.Join(err, record.Write(partial.Dir()))
 		}
 		if err == nil {
 			err = partial.Publish(!options.NoChecksums)

@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"regexp"
 	"slices"
+	"time"
 
 	"cucriu/internal/kit/records"
 )
@@ -28,6 +29,10 @@ type Options struct {
 	NetworkLock    string `json:"network_lock,omitempty"` // "nftables" or "skip", or empty for CRIU's default
 	// Watched are files that the job watches and that CRIU can find by their names alone. For the dump only.
 	Watched []string `json:"-"`
+
+	// The clocks of the job right after it was dumped, for one that is started from the image; 0 if they are not known.
+	Monotonic time.Duration `json:"monotonic_ns,omitempty"`
+	Boottime  time.Duration `json:"boottime_ns,omitempty"`
 
 	// What the restore must find on its host.
 	Terminal bool     `json:"terminal,omitempty"` // the job has one

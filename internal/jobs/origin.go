@@ -90,7 +90,7 @@ func recordFrom(o Options) (record, error) {
 			"name a --dir elsewhere")
 	}
 	if err == nil {
-		err = checkUnchanged(c, func(path string) string { return path })
+		err = checkUnchanged(c, asItIs)
 	}
 	if err == nil {
 		from.Asked = o.Image
@@ -348,6 +348,9 @@ func (s *starter) startFromImage(ctx context.Context) error {
 		return errors.Join(err, s.withdraw())
 	}
 	copies, err := s.layOut(ctx, c)
+	if err == nil && copies {
+		err = checkUnchanged(c, asItIs) // what was copied may have changed meanwhile
+	}
 	if err == nil {
 		err = checkUnchanged(c, s.record.hostPath)
 	}

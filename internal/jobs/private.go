@@ -14,6 +14,7 @@ import (
 	"strconv"
 	"strings"
 	"syscall"
+	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -87,6 +88,8 @@ func writtenIn(c store.Checkpoint) (written, trees []string, err error) {
 	return written, nil, err
 }
 
+func asItIs(path string) string { return path }
+
 // checkUnchanged fails if an image does not hold the files that its job was writing, and these have changed since. at
 // says where a file is.
 func checkUnchanged(c store.Checkpoint, at func(path string) string) error {
@@ -97,11 +100,20 @@ func checkUnchanged(c store.Checkpoint, at func(path string) string) error {
 	if err != nil {
 		return err
 	}
+	mapped, err := criuimage.SharedMappings(c.Dir)
+	if err != nil {
+		return err
+	}
 	var changed []string
 	for _, f := range all {
 		info, err := os.Lstat(at(f.Path))
 		isSame := err == nil && info.Size() == f.Size && !info.ModTime().After(c.CreatedAt)
-		if isBelow(f.Path, shm) || f.Written && !isSame {
+		if path := at(f.Path); isSame && path == f.Path { // not a copy of ours: whoever sets the time back changes this one
+			changed := info.Sys().(*syscall.Stat_t).Ctim
+			isSame = !time.Unix(changed.Unix()).After(c.CreatedAt)
+		}
+		// A store to a mapping need not change any time.
+		if isBelow(f.Path, shm) || mapped[f.Path] || f.Written && !isSame {
 			changed = append(changed, quote.Name(f.Path))
 		}
 	}
@@ -173,7 +185,7 @@ const copyTries = 3
 
 // copyPrivate copies a directory, with all that is in its file system. The job knows it as seen.
 func (s *starter) copyPrivate(ctx context.Context, c store.Checkpoint, dir, seen, to string) error {
-	from, err := durable.OpenDir(dir) // the job's user may put a link in its place
+	from, err := openWithoutLinks(dir)
 	if err != nil {
 		return err
 	}
@@ -199,6 +211,9 @@ func (s *starter) copyPrivate(ctx context.Context, c store.Checkpoint, dir, seen
 		if errors.Is(err, errReplaced) && try < copyTries {
 			continue
 		}
+		if err == nil {
+			err = failpoint.Hit(ctx, "image.copying", 0)
+		}
 		var after survey
 		if err == nil {
 			after, err = s.survey(ctx, c, from, seen)
@@ -216,6 +231,28 @@ func (s *starter) copyPrivate(ctx context.Context, c store.Checkpoint, dir, seen
 			return nil
 		}
 	}
+}
+
+// openWithoutLinks opens a directory so that no symbolic link leads elsewhere, whoever puts it there and when.
+func openWithoutLinks(path string) (*os.File, error) {
+	dir, err := durable.OpenDir(path)
+	if err != nil {
+		return nil, err
+	}
+	fd, err := unix.OpenTree(int(dir.Fd()), "", unix.OPEN_TREE_CLONE|unix.OPEN_TREE_CLOEXEC|unix.AT_EMPTY_PATH)
+	if errors.Is(err, unix.ENOSYS) {
+		return dir, nil // before Linux 5.2, where only the directory itself is safe
+	}
+	if err == nil {
+		defer dir.Close()
+		dir = os.NewFile(uintptr(fd), path)
+		attributes := unix.MountAttr{Attr_set: unix.MOUNT_ATTR_RDONLY | unix.MOUNT_ATTR_NOSYMFOLLOW}
+		err = unix.MountSetattr(fd, "", unix.AT_EMPTY_PATH, &attributes)
+	}
+	if err != nil && !errors.Is(err, unix.ENOSYS) {
+		return nil, errors.Join(fmt.Errorf("%s: %w", path, err), dir.Close())
+	}
+	return dir, nil
 }
 
 // survey is what files of a directory are, by their paths in it: those that the checkpoint does not put back.
@@ -237,9 +274,9 @@ func (s *starter) survey(ctx context.Context, c store.Checkpoint, from *os.File,
 	if err != nil {
 		return nil, err
 	}
-	isPutBack := make(map[string]bool)
+	isWritten := make(map[string]bool)
 	for _, path := range written {
-		isPutBack[path] = true
+		isWritten[path] = true
 	}
 	limit, top := cmp.Or(s.FilesLimit, files.DefaultLimit), proc.PathIn(from, "")
 	var sum int64
@@ -262,10 +299,11 @@ func (s *starter) survey(ctx context.Context, c store.Checkpoint, from *os.File,
 				"let the job write in a directory of its own, or give a larger --files-limit")
 		}
 		names[stat.Ino]++
-		switch isOwn := isPutBack[filepath.Join(seen, name)]; {
-		case isOwn && stat.Nlink > 1:
+		isOwn := isWritten[filepath.Join(seen, name)]
+		if isOwn && stat.Nlink > 1 {
 			links[name] = *stat
-		case !isOwn && info.Mode().IsRegular():
+		}
+		if info.Mode().IsRegular() && (!isOwn || c.IsDump()) { // a checkpoint puts its own back
 			found[name] = *stat
 		}
 		return ctx.Err()

@@ -236,7 +236,7 @@ func (s *starter) restore(ctx context.Context, c store.Checkpoint, image sandbox
 		return preflight.AsRefusal(err)
 	}
 	spec := sandbox.Spec{FirstPID: first, Root: c.RootPID}
-	if !c.IsDump() { // whose processes had the clocks of their host
+	if c.Clocks != (store.Clocks{}) { // an early version has not noted those of a dump
 		spec.Clocks = &sandbox.Clocks{
 			Monotonic: time.Duration(c.Clocks.Monotonic), Boottime: time.Duration(c.Clocks.Boottime),
 		}

@@ -2,7 +2,6 @@ package sandbox
 
 import (
 	"errors"
-	"fmt"
 	"io/fs"
 	"net/netip"
 	"syscall"
@@ -102,11 +101,8 @@ type Clocks struct {
 
 // ReadClocks reads the clocks of the caller's time namespace.
 func ReadClocks() (Clocks, error) {
-	var monotonic, boottime unix.Timespec
-	if err := errors.Join(unix.ClockGettime(unix.CLOCK_MONOTONIC, &monotonic), unix.ClockGettime(unix.CLOCK_BOOTTIME, &boottime)); err != nil {
-		return Clocks{}, fmt.Errorf("clocks: %w", err)
-	}
-	return Clocks{time.Duration(monotonic.Nano()), time.Duration(boottime.Nano())}, nil
+	monotonic, boottime, err := proc.Clocks()
+	return Clocks{monotonic, boottime}, err
 }
 
 // Exit says how the root process of a job has ended.

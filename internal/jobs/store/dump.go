@@ -41,9 +41,11 @@ func ReadImage(dir string) (Checkpoint, error) {
 	if err != nil {
 		return Checkpoint{}, err
 	}
-	if o, err := image.ReadOptions(dir); err != nil {
+	o, err := image.ReadOptions(dir)
+	if err != nil {
 		return Checkpoint{}, err
-	} else if o.Terminal {
+	}
+	if o.Terminal {
 		return Checkpoint{}, fault.New("its job has a terminal, which a job from an image has not",
 			"dump it when it was started without one: redirect its standard input, output and error")
 	}
@@ -55,6 +57,7 @@ func ReadImage(dir string) (Checkpoint, error) {
 		Dir: dir, Files: sums, Bytes: int64(info.Bytes), dumped: image.Open(dir),
 		Info: Info{
 			CreatedAt: m.Created, Command: info.Processes[0].Name, RootPID: m.RootPID, Driver: m.DriverVersion, GPUs: m.GPUs(),
+			Clocks: Clocks{Monotonic: int64(o.Monotonic), Boottime: int64(o.Boottime)},
 		},
 	}, nil
 }

@@ -3,6 +3,7 @@ package criuimage
 import (
 	"bytes"
 	"errors"
+	"io/fs"
 	"path/filepath"
 	"slices"
 
@@ -50,6 +51,37 @@ func Files(dir string) ([]File, error) {
 		}
 	})
 	return files, err
+}
+
+// SharedMappings returns the paths of the files that processes have mapped shared and writable.
+func SharedMappings(dir string) (paths map[string]bool, err error) {
+	tasks, err := readTasks(dir)
+	if err != nil {
+		return nil, err
+	}
+	const fileShared = 1 << 7 // VMA_FILE_SHARED of criu's image.h
+	ids := make(map[uint32]bool)
+	for _, task := range tasks {
+		memory, err := readAddressSpace(dir, task.PID)
+		if errors.Is(err, fs.ErrNotExist) {
+			continue // it has ended
+		}
+		if err != nil {
+			return nil, err
+		}
+		for _, area := range memory.GetVmas() {
+			if area.GetStatus()&fileShared != 0 && area.GetProt()&unix.PROT_WRITE != 0 {
+				ids[uint32(area.GetShmid())] = true
+			}
+		}
+	}
+	paths = make(map[string]bool)
+	err = eachNamed(dir, func(f *regfile.RegFileEntry) {
+		if ids[f.GetId()] && f.GetMode()&unix.S_IFMT == unix.S_IFREG {
+			paths[f.GetName()] = true
+		}
+	})
+	return paths, err
 }
 
 // eachNamed visits the files that criu opens by their paths, outside of mount namespaces of the image.
