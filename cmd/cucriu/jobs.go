@@ -414,7 +414,7 @@ elsewhere. If it has checkpoints, --yes is required.`,
 		},
 	}
 	cmd.Flags().BoolVar(&yes, "yes", false, "remove the checkpoints as well")
-	cmd.Flags().BoolVar(&keepOutput, "keep-output", false, "keep output.log")
+	cmd.Flags().BoolVar(&keepOutput, "keep-output", false, "keep output.log, and private/ of a job from an image")
 	jsonFlag(cmd)
 	return cmd
 }

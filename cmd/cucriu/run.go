@@ -227,7 +227,7 @@ func addLongFlags(cmd *cobra.Command, o *jobs.Options) (check func(args []string
 	flags := cmd.Flags()
 	folderFlag(cmd, &o.Dir, "dir", "", "directory for the job's checkpoints and output; created if missing")
 	folderFlag(cmd, &o.Image, "image", "", "start a new job from this image in place of a command: "+
-		"the directory of another long job (its newest checkpoint), or of one of its checkpoints")
+		"the directory of another long job (its newest checkpoint), of one of its checkpoints, or of cucriu dump")
 	flags.StringArrayVar(&o.Private, "private", nil, "with --image: give the job a private copy of this "+
 		"directory, as of those in which the image was writing; may be repeated")
 	flags.StringVar(&o.Net, "net", jobs.NetOwn, "with --image: the job's network: own (loopback, and --publish), "+

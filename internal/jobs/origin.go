@@ -209,11 +209,17 @@ type Start struct {
 
 // StartFrom reads what a job is that is started from an image. The error says why there can be none.
 func StartFrom(image string) (Start, error) {
-	path, err := filepath.Abs(image)
+	path, err := filepath.EvalSymlinks(image)
+	if err == nil {
+		path, err = filepath.Abs(path)
+	}
 	if err != nil {
 		return Start{}, err
 	}
 	c, from, err := readOrigin(path)
+	if err == nil {
+		err = checkUnchanged(c, func(path string) string { return path })
+	}
 	if err == nil {
 		from.Private, err = privateDirs(c, from.Dir, Options{})
 	}

@@ -68,6 +68,7 @@ func TestADumpStartsJobsWhileItsFilesAreUnchanged(t *testing.T) {
 		must(t, err)
 		testenv.WriteFile(t, log, string(data)+"more")
 		start(fresh()).ends(3, "image-incomplete", log)
+		says("starts no job from it: image-incomplete", "inspect", image)
 		must(t, os.Truncate(log, info.Size()))
 		must(t, os.Chtimes(log, info.ModTime(), info.ModTime()))
 		start(fresh()).ends(3, "image-incomplete", log) // nobody can know that it is the same again

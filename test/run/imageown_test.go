@@ -3,6 +3,7 @@ package run
 import (
 	"os"
 	"path/filepath"
+	"strings"
 	"testing"
 
 	"golang.org/x/sys/unix"
@@ -69,7 +70,12 @@ func TestALinkOnTheWayToTheJobOfAnImage(t *testing.T) {
 		parent, link := filepath.Dir(w.dir), filepath.Join(t.TempDir(), "link")
 		must(t, os.Symlink(parent, link))
 		w.dir = filepath.Join(link, "D")
-		original, _ := w.imageOf()
+		original, image := w.imageOf()
+		linked := filepath.Join(t.TempDir(), "image")
+		must(t, os.Symlink(image, linked))
+		if out, err := w.host.Cucriu("inspect", linked); err != nil || !strings.Contains(out, "files of their own in /dev/shm") {
+			t.Errorf("%v\n%s", err, out)
+		}
 		below := &world{t: t, host: w.host, dir: filepath.Join(parent, "D", "below")}
 		below.startFrom(w).ends(3, "cannot be there, too")
 		job := w.from()
