@@ -38,6 +38,14 @@ func checkHere(ctx context.Context, s *core) error {
 			return fmt.Errorf("--private-tmp hides %s: choose another location for it", path)
 		}
 	}
+	if from := s.record.Image; from != nil && !s.runsOn {
+		for _, dir := range from.Private {
+			if isBelow(resolve(s.hook.Config.RunDir), dir) {
+				return &ImageError{from.Path, fault.New(fmt.Sprintf("the job gets a copy of %s, which hides the run directory %s",
+					dir, s.hook.Config.RunDir), "let the job write in a directory of its own, or set CUCRIU_RUN_DIR elsewhere")}
+			}
+		}
+	}
 	if err := checkStage(s); err != nil {
 		return err
 	}

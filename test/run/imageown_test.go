@@ -17,6 +17,7 @@ func TestNoJobTakesThePrivateFilesOfAnother(t *testing.T) {
 		w := newWorld(t)
 		original, _ := w.imageOf()
 		job := w.from()
+		job.startFrom(&world{t: t, dir: w.dir, work: filepath.Dir(w.host.RunDir)}).ends(3, "hides the run directory")
 		must(t, os.Mkdir(job.dir, 0o700))
 		host := w.host.For(t)
 		host.UseFailpoint("image.laid-out=error")
