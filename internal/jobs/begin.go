@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io/fs"
 	"os"
 	"path/filepath"
 	"slices"
@@ -12,6 +13,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"cucriu/hooks/preflight"
 	"cucriu/internal/jobs/inside"
 	"cucriu/internal/jobs/job"
 	"cucriu/internal/jobs/sandbox"
@@ -331,14 +333,16 @@ func (s *starter) makeSandbox(how func(dir, runDir string) error) error {
 	if err := os.Mkdir(runDir, 0o700); err != nil {
 		return err
 	}
-	output, err := os.Stat(s.outputPath())
-	if err != nil {
-		return err
+	var from int64
+	if output, err := os.Stat(s.outputPath()); err == nil {
+		from = output.Size()
+	} else if !errors.Is(err, fs.ErrNotExist) { // else it was rotated away, and is made anew
+		return preflight.AsRefusal(err)
 	}
 	if err := how(dir, runDir); err != nil {
 		return err
 	}
-	s.status.note(func(l *Local) { l.OutputFrom = output.Size() })
+	s.status.note(func(l *Local) { l.OutputFrom = from })
 	s.noteSandbox()
 	return nil
 }
