@@ -181,6 +181,7 @@ func (s *checkpointer) checkpointBy(ctx context.Context, base, reason string, en
 			return
 		}
 		if keep || dumped && ctx.Err() != nil && !inMemory {
+			s.pending = append(s.pending, stage)
 			return
 		}
 		s.sayError(s.store.RemoveStage(stage))

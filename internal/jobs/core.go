@@ -40,6 +40,9 @@ type core struct {
 	relays   bool         // it serves
 	probes   *probes
 	staged   string // where the last image of the job is, if it could not be made a checkpoint
+	// pending are staging directories of this supervisor that hold what a checkpoint is to be made of once the job has
+	// ended: see [checkpointer.checkpointBy].
+	pending []string
 
 	isNew     bool // the record was made by this run
 	withdrawn bool // the job was refused before it ever ran

@@ -70,6 +70,10 @@ func (s *supervisor) endBefore(told context.Context) error {
 	s.detach()
 	err := s.leave()
 	if err == nil {
+		for _, stage := range s.pending { // to the begin that follows, which makes a checkpoint of the newest
+			s.store.LeaveStage(stage)
+		}
+		s.pending = nil
 		err = failpoint.Hit(told, "jobs.restart", 0)
 	}
 	if err == nil {
