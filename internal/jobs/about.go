@@ -61,11 +61,12 @@ func (s *starter) showAbout(g job.GPUs, spec *sandbox.Spec) {
 	}
 	err := errors.Join(os.MkdirAll(aboutDir, 0o755), os.MkdirAll(s.aboutFolder(), 0o755),
 		os.Chmod(s.aboutFolder(), 0o755), s.writeAbout(a)) // whatever the umask is
-	if err != nil {
+	dir, linkErr := filepath.EvalSymlinks(s.aboutFolder()) // the run directory is root's alone, and links may lead there
+	if err = errors.Join(err, linkErr); err != nil {
 		s.say(fmt.Sprintf("the job has no %s: %v", filepath.Join(aboutDir, aboutName), err))
 		return
 	}
-	spec.Shown = append(spec.Shown, sandbox.Shown{Dir: s.aboutFolder(), At: aboutDir, ReadOnly: true})
+	spec.Shown = append(spec.Shown, sandbox.Shown{Dir: dir, At: aboutDir, ReadOnly: true, Optional: true})
 }
 
 func (s *starter) aboutFolder() string { return filepath.Join(s.runDir, filepath.Base(aboutDir)) }

@@ -240,9 +240,6 @@ func (s *starter) start(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	if s.sandbox.Note != "" {
-		s.say(s.sandbox.Note)
-	}
 	s.tell(Event{Event: EventStarted, Message: fmt.Sprintf("%s: %s", s.record.Name, strings.Join(s.record.Command, " "))})
 	s.started = s.program("--on-started", s.OnStarted, start.User)
 	return s.openRoot()
@@ -308,10 +305,14 @@ func (s *starter) newSandbox(ctx context.Context, g job.GPUs, spec sandbox.Spec)
 		}
 	}
 	s.showAbout(g, &spec)
-	return s.makeSandbox(func(dir, runDir string) (err error) {
+	err := s.makeSandbox(func(dir, runDir string) (err error) {
 		s.sandbox, err = sandbox.New(ctx, dir, runDir, spec)
 		return err
 	})
+	if err == nil && s.sandbox.Note != "" {
+		s.say(s.sandbox.Note)
+	}
+	return err
 }
 
 // makeSandbox has a sandbox made that keeps its records in dir, and removes what is left of earlier ones.

@@ -102,19 +102,21 @@ func begin(ctx context.Context, dir string, spec Spec) (b begun, err error) {
 	if os.Getpid() != 1 {
 		return b, errors.New("this command is only for the first process of a job's sandbox")
 	}
-	if err := furnish(dir, spec); err != nil {
+	b = begun{fence: spec.Fence, root: spec.Root}
+	if err := furnish(dir, spec, &b.note); err != nil {
 		return b, err
 	}
-	b = begun{fence: spec.Fence, root: spec.Root}
 	if spec.Terminal != nil {
 		if b.console, err = newConsole(dir, *spec.Terminal); err != nil {
 			return b, err
 		}
 	}
 	if spec.Start != nil && spec.Start.Before != nil {
-		if b.note, err = spec.Start.Before.Run(ctx); err != nil {
+		note, err := spec.Start.Before.Run(ctx)
+		if err != nil {
 			return b, &job.NotStartedError{Err: err, Status: job.StatusNotReady}
 		}
+		b.note = strings.Trim(b.note+"\n"+note, "\n")
 	}
 	if spec.Start != nil {
 		b.root, err = spec.Start.start(b.console)
@@ -122,8 +124,8 @@ func begin(ctx context.Context, dir string, spec Spec) (b begun, err error) {
 	return b, err
 }
 
-// furnish mounts and hides what a sandbox has and has not.
-func furnish(dir string, spec Spec) error {
+// furnish mounts and hides what a sandbox has and has not. note gets what the job has to do without.
+func furnish(dir string, spec Spec, note *string) error {
 	if err := detach(); err != nil {
 		return err
 	}
@@ -131,7 +133,9 @@ func furnish(dir string, spec Spec) error {
 		return fmt.Errorf("mount /proc: %w", err)
 	}
 	for _, s := range spec.Shown { // first: the others may hide what is shown
-		if err := s.mount(); err != nil {
+		if err := s.mount(); err != nil && s.Optional {
+			*note = fmt.Sprintf("the job has no %s: %v", s.At, err)
+		} else if err != nil {
 			return fmt.Errorf("show %s at %s: %w", s.Dir, s.At, err)
 		}
 	}
@@ -195,7 +199,24 @@ func (s Shown) mount() error {
 	if err := unix.Mount(proc.PathIn(dir, ""), proc.PathIn(at, ""), "", unix.MS_BIND, ""); err != nil || !s.ReadOnly {
 		return err
 	}
-	return unix.MountSetattr(unix.AT_FDCWD, s.At, 0, &unix.MountAttr{Attr_set: unix.MOUNT_ATTR_RDONLY})
+	err = unix.MountSetattr(unix.AT_FDCWD, s.At, 0, &unix.MountAttr{Attr_set: unix.MOUNT_ATTR_RDONLY})
+	if errors.Is(err, unix.ENOSYS) { // before Linux 5.12
+		err = remountReadOnly(s.At)
+	}
+	if err != nil { // the job must not write there
+		err = errors.Join(err, unix.Unmount(s.At, unix.MNT_DETACH))
+	}
+	return err
+}
+
+// remountReadOnly makes a mount read-only. It names the others of its flags, which would go otherwise.
+func remountReadOnly(at string) error {
+	var fs unix.Statfs_t
+	if err := unix.Statfs(at, &fs); err != nil {
+		return err
+	}
+	kept := uintptr(fs.Flags) & (unix.MS_NOSUID | unix.MS_NODEV | unix.MS_NOEXEC)
+	return unix.Mount("", at, "", unix.MS_REMOUNT|unix.MS_BIND|unix.MS_RDONLY|kept, "")
 }
 
 // mountMemory mounts a file system that is as large as this host's memory. Whoever writes there sees

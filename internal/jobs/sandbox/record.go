@@ -70,6 +70,7 @@ type Shown struct {
 	Dir      string `json:"dir"`
 	At       string `json:"at"` // an existing directory; no symbolic link is on the way to either
 	ReadOnly bool   `json:"read_only,omitempty"`
+	Optional bool   `json:"optional,omitempty"` // the job runs without it where it cannot be shown
 }
 
 // Start is a job to be started in a sandbox.

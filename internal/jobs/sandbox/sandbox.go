@@ -40,7 +40,7 @@ var (
 type Sandbox struct {
 	Record
 	Dir  string        // of its records
-	Note string        // of what has run before the job that New has started
+	Note string        // of what the job has to do without, and of what has run before it
 	init *proc.Process // of an adopted job, its keeper; nil if that has gone
 	root *proc.Process // of an adopted job; nil if it has ended
 
