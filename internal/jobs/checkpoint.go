@@ -215,7 +215,11 @@ func (s *checkpointer) checkpointBy(ctx context.Context, base, reason string, en
 		defer s.killStuck(made)()
 	}
 	expected, _ := s.costs.expected()
-	resumeProbes, letGo := s.probes.cut(), s.hold()
+	resumeProbes, err := s.probes.cut(ctx)
+	if err != nil {
+		return store.Checkpoint{}, err
+	}
+	letGo := s.hold()
 	a, err := s.ask(ctx, inside.Request{
 		Op: inside.Dump, Images: images, Root: of.Root, NoTerminal: s.sandbox.IsAdopted(),
 		End: end, WaitAll: s.waitAll, Base: s.base(end), VerifyUnchanged: s.VerifyUnchanged,

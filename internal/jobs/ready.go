@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"cucriu/hooks"
@@ -13,34 +14,51 @@ import (
 	"cucriu/internal/kit/quote"
 )
 
-// probes are looks whether the job is ready. None is under way while the job is dumped: its connection would be in the
-// image.
+// probes are looks whether the job is ready. None that connects is under way while the job is dumped: its connection
+// would be in the image. The others may hang, as on a disk that does, and no dump waits for them.
 type probes struct {
-	sync.RWMutex                    // locked for writing while the job is dumped
-	until        context.Context    // ends the looks
-	end          context.CancelFunc // of until
+	sync.RWMutex // locked for writing while the job is dumped
+	until        atomic.Pointer[period]
+}
+
+// period is a time for looks. Its end ends those that are under way.
+type period struct {
+	context.Context
+	end context.CancelFunc
+}
+
+func (p *probes) renew() {
+	ctx, end := context.WithCancel(context.Background())
+	p.until.Store(&period{ctx, end})
 }
 
 // cut ends the looks that are under way. There are no others until over is called.
-func (p *probes) cut() (over func()) {
-	p.end()
-	p.Lock()
-	p.until, p.end = context.WithCancel(context.Background())
-	return p.Unlock
+func (p *probes) cut(ctx context.Context) (over func(), err error) {
+	p.until.Load().end()
+	defer p.renew()
+	for !p.TryLock() {
+		if err := wait(ctx, cutLook); err != nil {
+			return nil, err
+		}
+	}
+	return p.Unlock, nil
 }
 
-func (p *probes) look(ctx context.Context, met func(context.Context) error) error {
+func (p *probes) look(ctx context.Context, probe *ready.Probe) error {
+	if !probe.Connects() {
+		return probe.Met(ctx)
+	}
 	p.RLock()
 	defer p.RUnlock()
 	ctx, end := context.WithCancel(ctx)
 	defer end()
-	defer context.AfterFunc(p.until, end)()
-	return met(ctx)
+	defer context.AfterFunc(p.until.Load(), end)()
+	return probe.Met(ctx)
 }
 
 func newProbes() *probes {
 	p := new(probes)
-	p.until, p.end = context.WithCancel(context.Background())
+	p.renew()
 	return p
 }
 
@@ -51,6 +69,7 @@ func (e endedError) Error() string        { return string(e) }
 func (e endedError) Is(target error) bool { return target == hooks.ErrEnded }
 
 const (
+	cutLook   = 10 * time.Millisecond
 	readyLook = 250 * time.Millisecond
 	readySay  = 10 * time.Second
 	maxWhy    = 200 // characters of what a job answers
@@ -68,7 +87,7 @@ func (s *core) awaitReady(ctx context.Context, when ready.Condition, say func(wh
 			return endedError(fmt.Sprintf("%s has ended before %s was met", s.name, quote.Name(when.String())))
 		case now.Init != nil && now.State != StateBegins:
 			of, probe.PID, probe.Output, probe.From = now.Init, now.Init.PID, s.outputPath(), now.OutputFrom
-			err := s.probes.look(ctx, probe.Met)
+			err := s.probes.look(ctx, &probe)
 			if err == nil {
 				return nil
 			}

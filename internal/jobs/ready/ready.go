@@ -31,6 +31,9 @@ type Condition struct {
 	connects []netip.AddrPort // one of them takes a connection
 }
 
+// Connects reports whether a look connects to the job.
+func (c Condition) Connects() bool { return len(c.connects) > 0 }
+
 // Help says how a condition is written.
 const Help = "http://HOST:PORT/PATH or https://… (answered with a status 2xx, as seen from the job), tcp:PORT " +
 	"(a connection is accepted), file:PATH (exists, as the job sees it) or log:TEXT (in a line of DIR/output.log " +
