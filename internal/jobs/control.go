@@ -56,6 +56,7 @@ type asked struct {
 	Request
 	conn  net.Conn
 	ended chan struct{}
+	of    *proc.Ident // the first process of the sandbox of the job that was found ready; nil if that was not asked
 }
 
 func (a *asked) say(progress string, expected time.Duration) {

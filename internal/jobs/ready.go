@@ -68,6 +68,10 @@ type endedError string
 func (e endedError) Error() string        { return string(e) }
 func (e endedError) Is(target error) bool { return target == hooks.ErrEnded }
 
+func endedBefore(name, when string) error {
+	return endedError(fmt.Sprintf("%s has ended before %s was met", name, quote.Name(when)))
+}
+
 const (
 	cutLook   = 10 * time.Millisecond
 	readyLook = 250 * time.Millisecond
@@ -75,21 +79,21 @@ const (
 	maxWhy    = 200 // characters of what a job answers
 )
 
-// awaitReady waits until the job that runs is ready. say is told what is lacking.
-func (s *core) awaitReady(ctx context.Context, when ready.Condition, say func(why string)) error {
-	var of *proc.Ident
+// awaitReady waits until the job that runs is ready, and returns the first process of its sandbox. say is told what is
+// lacking.
+func (s *core) awaitReady(ctx context.Context, when ready.Condition, say func(why string)) (of *proc.Ident, err error) {
 	probe := ready.Probe{Condition: when}
 	defer probe.Close()
 	why := "the job does not run yet"
 	for said := (time.Time{}); ; {
 		switch now := s.status.known(); {
 		case of != nil && (now.Init == nil || *now.Init != *of):
-			return endedError(fmt.Sprintf("%s has ended before %s was met", s.name, quote.Name(when.String())))
+			return nil, endedBefore(s.name, when.String())
 		case now.Init != nil && now.State != StateBegins:
 			of, probe.PID, probe.Output, probe.From = now.Init, now.Init.PID, s.outputPath(), now.OutputFrom
 			err := s.probes.look(ctx, &probe)
 			if err == nil {
-				return nil
+				return of, nil
 			}
 			if ctx.Err() == nil && !errors.Is(err, context.Canceled) {
 				text := []rune(quote.Line(err.Error()))
@@ -101,7 +105,7 @@ func (s *core) awaitReady(ctx context.Context, when ready.Condition, say func(wh
 			}
 		}
 		if err := wait(ctx, readyLook); err != nil {
-			return fmt.Errorf("%w: %s", err, why)
+			return nil, fmt.Errorf("%w: %s", err, why)
 		}
 	}
 }
@@ -127,7 +131,8 @@ func (c *control) serveWhen(ctx context.Context, a *asked) error {
 		ctx, over = context.WithTimeoutCause(ctx, a.Timeout, late)
 		defer over()
 	}
-	return c.awaitReady(ctx, when, func(why string) { a.say(why, 0) })
+	a.of, err = c.awaitReady(ctx, when, func(why string) { a.say(why, 0) })
+	return err
 }
 
 // awaitFirst has the first checkpoint of a job made once it is ready.
@@ -136,7 +141,7 @@ func (s *supervisor) awaitFirst(ctx context.Context) {
 	var once sync.Once
 	inform := func(why string) { once.Do(func() { s.inform("the first checkpoint is " + why) }) }
 	for try := 0; s.status.newest() == nil; try++ {
-		if s.awaitReady(ctx, s.CheckpointWhen, inform) != nil || ctx.Err() != nil {
+		if _, err := s.awaitReady(ctx, s.CheckpointWhen, inform); err != nil || ctx.Err() != nil {
 			return
 		}
 		select {

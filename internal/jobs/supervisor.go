@@ -299,6 +299,10 @@ func (s *supervisor) next(ctx context.Context) event {
 		e.err = fmt.Errorf("it did not finish within --grace %v", s.Grace)
 		return e
 	case a := <-requests:
+		if at := s.sandbox; a.of != nil && (at == nil || at.Init() != *a.of) { // another incarnation, which may not be ready
+			a.answer(Answer{}, endedBefore(s.name, a.When))
+			return s.next(ctx)
+		}
 		return s.request(a)
 	case got := <-s.signals:
 		if slices.Contains(s.Preempt, got.Signal) {
