@@ -21,9 +21,9 @@ import (
 const (
 	aboutDir  = "/run/cucriu-job" // on the host an empty directory
 	aboutName = "instance.json"
-	// aboutUnit is of what the size of the file is a multiple, in bytes: criu restores a job that has it open or mapped
-	// only if it has the size that it had.
-	aboutUnit   = 4096
+	// aboutSize is the size of the file, in bytes, on every host: criu restores a job that has it open or mapped only if
+	// it has the size that it had.
+	aboutSize   = 64 << 10
 	mostAddress = 32
 )
 
@@ -90,11 +90,10 @@ func (s *starter) writeAbout(a about) error {
 	if a.Name, a.Ports = s.record.Name, nil; s.relay != nil {
 		a.Ports = s.relay.Published()
 	}
-	data, err := json.MarshalIndent(a, "", "\t")
+	data, err := a.encode()
 	if err != nil {
 		return err
 	}
-	data = append(append(data, bytes.Repeat([]byte(" "), aboutUnit-1-len(data)%aboutUnit)...), '\n')
 	f, err := os.OpenFile(filepath.Join(s.aboutFolder(), aboutName), os.O_WRONLY|os.O_CREATE, 0o644)
 	if err != nil {
 		return err
@@ -102,4 +101,23 @@ func (s *starter) writeAbout(a about) error {
 	defer f.Close()
 	_, err = f.WriteAt(data, 0)
 	return errors.Join(err, f.Truncate(int64(len(data))), f.Chmod(0o644))
+}
+
+// encode fills the file. What does not fit is left out: the addresses first, and then the ports.
+func (a about) encode() ([]byte, error) {
+	for {
+		data, err := json.MarshalIndent(a, "", "\t")
+		switch {
+		case err != nil:
+			return nil, err
+		case len(data) < aboutSize:
+			return append(append(data, bytes.Repeat([]byte(" "), aboutSize-1-len(data))...), '\n'), nil
+		case len(a.Addresses) > 0:
+			a.Addresses = nil
+		case len(a.Ports) > 0:
+			a.Ports = nil
+		default:
+			return nil, fmt.Errorf("it has %d bytes, more than %d", len(data), aboutSize-1)
+		}
+	}
 }
