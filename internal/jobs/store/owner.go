@@ -141,13 +141,17 @@ func (s *Store) Renew() error {
 	if err := s.mayChange(); err != nil {
 		return err
 	}
+	// A takeover breaks the lock before it writes who the owner is, which is not to be undone.
+	if !isCurrent(s.lock) {
+		return fmt.Errorf("job directory %s: its lock was removed or replaced: another host may be taking the job over", s.dir)
+	}
 	next := s.owner
 	next.Generation++
 	if err := ownerKind.Write(s.dir, next); err != nil {
 		return err
 	}
 	s.owner = next
-	return nil
+	return s.Fenced() // by a takeover that has written since
 }
 
 // mayChange fails if this store must not change anything.
