@@ -288,8 +288,8 @@ func addLongFlags(cmd *cobra.Command, o *jobs.Options) (check func(args []string
 	flags.DurationVar(&o.Grace, "grace", 0, "how long leaving may take, including the last checkpoint; 0 is no limit")
 	flags.IntVar(&o.RequeueStatus, "requeue-status", 75, "exit status after leaving")
 	choose(cmd, &o.Restart, "restart", "when to start the job again if it ends by itself: no, on-failure or "+
-		"always, as of systemd; from its newest checkpoint, else its image or command. After 5 ends within a minute, "+
-		"the exit status is 125",
+		"always, as of systemd; from its newest checkpoint, else its image or command. A start that fails is not tried "+
+		"again. After 5 ends within a minute, the exit status is 125",
 		word[jobs.Restart]{"no", jobs.RestartNo}, word[jobs.Restart]{"on-failure", jobs.RestartOnFailure},
 		word[jobs.Restart]{"always", jobs.RestartAlways})
 	flags.IntVar(&o.MovedStatus, "moved-status", 0, "exit status once the job has moved to another host (cucriu migrate --job)")

@@ -13,7 +13,8 @@ import (
 	"cucriu/internal/kit/failpoint"
 )
 
-// Restart says when a job that has ended by itself is started again. The words mean what they mean to systemd.
+// Restart says when a job that has ended by itself is started again. The words are systemd's. Other than there, a start
+// that fails is not tried again, and the limit of starts is [mostEnds] within [endsWithin].
 type Restart string
 
 // The zero Restart is no, too.
