@@ -241,8 +241,8 @@ func addLongFlags(cmd *cobra.Command, o *jobs.Options) (check func(args []string
 	flags.BoolVar(&o.VerifyUnchanged, "verify-unchanged", false, "also copy GPU memory that counts as unchanged since the last checkpoint, and make no checkpoint if it has changed")
 	flags.BoolVar(&o.WaitAll, "wait-all", false, "when the command has ended, wait for the other processes of the job instead of ending them")
 	programFlag(cmd, &o.OnStart, "on-start", "run this program in the job's sandbox, as the job's user, before the job "+
-		"runs, each time it is started or resumed: it gets the words that follow as arguments, no shell, and cannot "+
-		"use the job's GPUs; if it fails, or takes more than 60s, the job is not started (exit status 3)")
+		"runs, each time it is started or resumed: it gets the words that follow as arguments, no shell, and does "+
+		"not see the job's GPUs; if it fails, or takes more than 60s, the job is not started (exit status 3)")
 	programFlag(cmd, &o.OnStarted, "on-started", "run such a program once the job runs; a failure is only a warning")
 	flags.BoolVar(&o.PrivateTmp, "private-tmp", false, "give the job a /tmp of its own, in memory, which is saved in its checkpoints")
 	flags.StringArrayVar(&o.NotSaved, "not-saved", nil, "leave this file of the job as it is when the job is resumed from a checkpoint; may be repeated")

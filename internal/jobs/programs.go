@@ -21,6 +21,7 @@ func (s *core) program(option string, args []string, as *syscall.Credential) *jo
 	if s.user != nil {
 		p.Env = s.user.Environment(p.Env)
 	}
+	p.Env = append(p.Env, "CUDA_VISIBLE_DEVICES=") // with CUDA in use, a dump or restore of the job could fail
 	return p
 }
 
