@@ -253,7 +253,9 @@ func addLongFlags(cmd *cobra.Command, o *jobs.Options) (check func(args []string
 			o.CheckpointWhen, err = ready.Parse(text)
 		}
 		return err
-	}}, "checkpoint-when", "make the first checkpoint once this is met, and none on schedule before: "+ready.Help)
+	}}, "checkpoint-when", "make the first checkpoint once this is met, and none on schedule before: "+ready.Help+
+		". criu dumps no job for which a connection waits: for a server that listens long before it takes connections, "+
+		"use file: or log:, or no checkpoint can be made until it does")
 	flags.Var(&value{kind: "percent", text: "0", set: func(text string) error {
 		if o.Overhead = 0; text == "0" {
 			return nil

@@ -11,6 +11,7 @@ import (
 	"net/http"
 	"net/netip"
 	"os"
+	"slices"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -26,9 +27,12 @@ const (
 	lookEvery     = 50 * time.Millisecond
 )
 
-// connect asks the job, or only connects to it. A connection that no program takes waits with others in the kernel, and
-// criu refuses a job for which one waits: so there is never more than one of ours.
+// connect asks the job, or only connects to it. A connection that no program takes waits with others in the kernel,
+// also after we have ended it, and criu refuses a job for which one waits: so there is never more than one of ours.
 func (p *Probe) connect(ctx context.Context) error {
+	if err := p.refuseQueue(); err != nil {
+		return err
+	}
 	file, err := os.Open(fmt.Sprintf("/proc/%d/ns/net", p.PID))
 	if err != nil {
 		return err
@@ -43,6 +47,20 @@ func (p *Probe) connect(ctx context.Context) error {
 		var conn net.Conn
 		if conn, err = namespace.Dial(ctx, unix.SOCK_STREAM, address); err == nil {
 			return p.use(ctx, conn.(*net.TCPConn))
+		}
+	}
+	return err
+}
+
+// refuseQueue fails if a connection waits already: a look that was cut off may have left it.
+func (p *Probe) refuseQueue() error {
+	sockets, err := proc.TCPSockets(p.PID)
+	for _, s := range sockets {
+		leadsTo := func(to netip.AddrPort) bool {
+			return s.Local == to || s.Local.Addr().IsUnspecified() && s.Local.Port() == to.Port()
+		}
+		if s.Listening() && s.Received > 0 && slices.ContainsFunc(p.connects, leadsTo) {
+			return errors.New("connections wait until the job takes them")
 		}
 	}
 	return err

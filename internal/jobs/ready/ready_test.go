@@ -188,6 +188,11 @@ func TestAConnectionThatNobodyTakesIsNone(t *testing.T) {
 			t.Errorf("%s: %v", address, err)
 		}
 		cancel()
+		for range 2 { // which adds none
+			if err := p.Met(t.Context()); err == nil || !strings.Contains(err.Error(), "connections wait") {
+				t.Errorf("%s: %v", address, err)
+			}
+		}
 		go func() {
 			for {
 				conn, err := listener.Accept()
@@ -198,6 +203,9 @@ func TestAConnectionThatNobodyTakesIsNone(t *testing.T) {
 				conn.Close()
 			}
 		}()
+		for p.refuseQueue() != nil {
+			time.Sleep(lookEvery)
+		}
 		p.is(t, true)
 		listener.Close()
 		p.is(t, false)

@@ -17,6 +17,7 @@ type TCPSocket struct {
 	State         uint64 // as /proc/PID/net/tcp has it
 	Local, Remote netip.AddrPort
 	Inode         uint64 // 0 if no process holds it
+	Received      uint64 // bytes that wait for the program; of one that listens, connections
 }
 
 // Listening reports whether the socket waits for connections.
@@ -54,7 +55,8 @@ func TCPSockets(pid int) ([]TCPSocket, error) {
 			continue
 		}
 		seen[line.Inode] = true
-		sockets = append(sockets, TCPSocket{line.St, addrPort(line.LocalAddr, line.LocalPort), addrPort(line.RemAddr, line.RemPort), line.Inode})
+		local, remote := addrPort(line.LocalAddr, line.LocalPort), addrPort(line.RemAddr, line.RemPort)
+		sockets = append(sockets, TCPSocket{line.St, local, remote, line.Inode, line.RxQueue})
 	}
 	return sockets, nil
 }
