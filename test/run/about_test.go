@@ -191,3 +191,24 @@ func TestAJobReadsItsPortsAfterItsSupervisorWasKilled(t *testing.T) {
 		r.ends(requeue)
 	})
 }
+
+// TestTheRunDirectoryMayBeReachedByALink, as /var/run.
+func TestTheRunDirectoryMayBeReachedByALink(t *testing.T) {
+	testenv.Simulated(t, func(t *testing.T) {
+		w := emptyWorld(t)
+		link := filepath.Join(t.TempDir(), "link")
+		must(t, os.MkdirAll(w.host.RunDir, 0o700))
+		must(t, os.Symlink(w.host.RunDir, link))
+		w.host.Setenv("CUCRIU_RUN_DIR", link)
+		testenv.WriteFile(t, filepath.Join(w.work, "reader.py"), aboutReader)
+		w.command = []string{"python3", filepath.Join(w.work, "reader.py"), filepath.Join(w.work, "reads")}
+		r := w.run("--every", "0")
+		first := w.reads("")
+		r.signal(unix.SIGTERM)
+		r.ends(requeue)
+		r = w.again()
+		w.reads(first.Incarnation)
+		r.signal(unix.SIGTERM)
+		r.ends(requeue)
+	})
+}

@@ -182,3 +182,24 @@ func TestNoKillBetweenTwoRunsLosesTheJob(t *testing.T) {
 		w.finish(r)
 	})
 }
+
+// TestAJobWhoseOutputWasRotatedIsStartedAgain from its command and from a checkpoint.
+func TestAJobWhoseOutputWasRotatedIsStartedAgain(t *testing.T) {
+	testenv.Simulated(t, func(t *testing.T) {
+		w := newWorld(t)
+		w.flags = []string{"--every", "never", "--restart", "on-failure"}
+		output := filepath.Join(w.dir, "output.log")
+		r := w.run()
+		w.ticks(3)
+		must(t, os.Rename(output, output+".1"))
+		w.fails(r, 1)
+		r.awaits("it is started again", func() bool { return w.counts(jobs.EventStarted) == 2 })
+		w.ticks(3)
+		w.exits(0, "checkpoint 000001", "jobs", "checkpoint", w.dir)
+		must(t, os.Rename(output, output+".2"))
+		w.fails(r, 2)
+		r.resumed("000001")
+		w.ticks(3)
+		w.finish(r)
+	})
+}
