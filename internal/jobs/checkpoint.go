@@ -7,6 +7,7 @@ import (
 	"math/rand/v2"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"time"
 
@@ -21,6 +22,7 @@ import (
 	"cucriu/internal/kit/files"
 	"cucriu/internal/kit/imagedir"
 	"cucriu/internal/kit/proc"
+	"cucriu/internal/kit/quote"
 	"cucriu/internal/kit/units"
 )
 
@@ -32,6 +34,7 @@ type checkpointer struct {
 	noRoom   int64 // what was free in Dir, in bytes, when the last one did not fit; 0 if it did
 	untried  int   // checkpoints that were not tried for that since then
 	trial    trial
+	shared   string // files that a job from an image writes and shares, as they were said last
 	// housekeeping is the context of what a preemption does not wait for but ends.
 	housekeeping    context.Context
 	endHousekeeping context.CancelFunc
@@ -268,9 +271,34 @@ func (s *checkpointer) checkpointBy(ctx context.Context, base, reason string, en
 	}
 	if err == nil {
 		dumped, s.staged = false, ""
+		s.sayShared(c)
 		s.costs = s.costs.add(cost{pause: c.Pause, total: time.Since(begun)})
 	}
 	return c, err
+}
+
+// sayShared says once which files a job from an image was writing that are not its own: a resume puts them back,
+// whoever else writes to them.
+func (s *checkpointer) sayShared(c store.Checkpoint) {
+	if s.record.Image == nil {
+		return
+	}
+	written, trees, err := files.Written(c.Dir)
+	if err != nil {
+		return // the verification says what is wrong with it
+	}
+	var shared []string
+	for _, path := range written {
+		isIn := func(dir string) bool { return isBelow(path, dir) }
+		if !slices.ContainsFunc(slices.Concat(trees, s.record.Image.own(), []string{s.Dir}), isIn) {
+			shared = append(shared, quote.Name(path))
+		}
+	}
+	if text := units.List(shared, 8); text != s.shared {
+		s.shared = text
+		s.say("warning: the job writes to " + text + ", and shares that with the host: a resume puts it back, whoever else " +
+			"writes to it; a job that is started from the image with --private DIR has a copy of its own")
+	}
 }
 
 // base returns the checkpoint on which an image may be based; "" if it has to be complete by itself, as the last one,

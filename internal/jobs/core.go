@@ -115,7 +115,7 @@ func undoFile(runDir, dir string, begun time.Time) files.UndoFile {
 	}
 }
 
-// undoFile is none for a job from an image: only its own sandbox has the files.
+// undoFile is none for a job from an image: most of its files only its own sandbox has.
 func (s *core) undoFile() files.UndoFile {
 	if s.record.Image != nil {
 		return files.UndoFile{}

@@ -3,7 +3,10 @@ package run
 import (
 	"os"
 	"path/filepath"
+	"strings"
 	"testing"
+
+	"golang.org/x/sys/unix"
 
 	"cucriu/internal/testenv"
 )
@@ -53,6 +56,40 @@ func TestACopyEndsWithItsSupervisor(t *testing.T) {
 		for _, r := range []*run{r, original} {
 			r.w.stop(0)
 			r.ends(0)
+		}
+	})
+}
+
+// TestAJobIsToldWhatItWritesAndShares, which a resume puts back although others may write to it.
+func TestAJobIsToldWhatItWritesAndShares(t *testing.T) {
+	testenv.Simulated(t, func(t *testing.T) {
+		w := emptyWorld(t)
+		shared := filepath.Join(t.TempDir(), "shared")
+		const program = `cd /; while ! [ -e "$0/go" ]; do sleep 0.05; done; exec sleep 1000 >>"$1"`
+		w.command = []string{"sh", "-c", program, w.work, shared}
+		original := w.run("--every", "0")
+		original.says("D: sh")
+		w.checkpoint()
+		job := w.from()
+		r := job.startFrom(w)
+		r.says("from image")
+		for range 2 {
+			if out, err := w.host.Cucriu("jobs", "checkpoint", job.dir); err != nil {
+				t.Fatalf("%v\n%s", err, out)
+			}
+		}
+		if strings.Contains(r.said(), "shares that with the host") {
+			t.Errorf("it writes to nothing yet:\n%s", r.said())
+		}
+		testenv.WriteFile(t, filepath.Join(job.work, "go"), "")
+		testenv.Eventually(t, testenv.Soon, "it writes there", func() bool { return testenv.Exists(shared) })
+		if out, err := w.host.Cucriu("jobs", "checkpoint", job.dir); err != nil {
+			t.Fatalf("%v\n%s", err, out)
+		}
+		r.says("warning: the job writes to " + shared + ", and shares that with the host")
+		for _, r := range []*run{r, original} {
+			r.signal(unix.SIGTERM)
+			r.ends(requeue)
 		}
 	})
 }
