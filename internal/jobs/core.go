@@ -61,12 +61,12 @@ func (s *core) publishPorts() error {
 	for _, p := range s.relay.Published() {
 		ports = append(ports, p.String())
 	}
+	addresses := slices.Clone(s.record.Image.Addresses) // a later start may add some
 	if s.relays {
-		return errors.Join(s.relay.Move(namespace), namespace.Close())
+		return errors.Join(s.relay.Move(namespace, addresses), namespace.Close())
 	}
 	s.relays = true
 	s.inform("published: " + strings.Join(ports, " "))
-	addresses := s.record.Image.Addresses
 	go func() {
 		defer namespace.Close()
 		s.sayError(s.relay.Serve(context.Background(), namespace, addresses))

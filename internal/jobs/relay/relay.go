@@ -35,7 +35,7 @@ type Relay struct {
 	closed      context.Context // ends every connection
 	close       context.CancelFunc
 	inside      atomic.Pointer[netns.Namespace]
-	others      []netip.Addr // of the job, beside loopback addresses
+	others      atomic.Pointer[[]netip.Addr] // of the job, beside loopback addresses
 	tasks       sync.WaitGroup
 	connections chan struct{} // has an element for each
 	maxSenders  int           // of a port
@@ -102,8 +102,7 @@ func (r *Relay) Published() []Publish { return slices.Clone(r.published) }
 // job has sent last. What does not listen at a loopback address is looked for at the others.
 func (r *Relay) Serve(ctx context.Context, namespace *os.File, others []netip.Addr) (err error) {
 	defer r.Close()
-	r.others = others
-	if err := r.Move(namespace); err != nil {
+	if err := r.Move(namespace, others); err != nil {
 		return err
 	}
 	defer func() { r.inside.Load().Close() }()
@@ -121,11 +120,12 @@ func (r *Relay) Serve(ctx context.Context, namespace *os.File, others []netip.Ad
 }
 
 // Move has a relay that serves connect to another namespace from now on: that of the job after a restart.
-func (r *Relay) Move(namespace *os.File) error {
+func (r *Relay) Move(namespace *os.File, others []netip.Addr) error {
 	inside, err := netns.Enter(namespace)
 	if err != nil {
 		return err
 	}
+	r.others.Store(&others)
 	if before := r.inside.Swap(inside); before != nil {
 		before.Close()
 	}

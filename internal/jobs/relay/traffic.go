@@ -45,7 +45,7 @@ func (r *Relay) accept(listener *net.TCPListener, port uint16) {
 func (r *Relay) connect(peer *net.TCPConn, port uint16) {
 	defer reset(peer) // as a closed port does; after Close it does nothing
 	var conn net.Conn
-	for _, address := range netns.Loopback(port, r.others...) {
+	for _, address := range netns.Loopback(port, *r.others.Load()...) {
 		if c, err := r.inside.Load().Dial(r.closed, unix.SOCK_STREAM, address); err == nil {
 			conn = c
 			break
@@ -162,7 +162,7 @@ func (r *Relay) use(s *sender) {
 
 // admit passes the first datagram of a flow, if the job takes it.
 func (r *Relay) admit(port uint16, data []byte) *sender {
-	for _, address := range netns.Loopback(port, r.others...) {
+	for _, address := range netns.Loopback(port, *r.others.Load()...) {
 		conn, err := r.inside.Load().Dial(r.closed, unix.SOCK_DGRAM, address)
 		if err != nil {
 			continue
