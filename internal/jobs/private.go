@@ -18,6 +18,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"cucriu/internal/jobs/inside"
 	"cucriu/internal/jobs/store"
 	"cucriu/internal/kit/criuimage"
 	"cucriu/internal/kit/durable"
@@ -31,7 +32,8 @@ import (
 )
 
 // privateDirs lists the directories of which a job needs copies: those of the files that the image was writing, of its
-// named pipes and UNIX sockets, and what the user names. A directory in another one of them is part of that.
+// named pipes and UNIX sockets, those that were private to the job of the image, and what the user names. A directory in
+// another one of them is part of that.
 func privateDirs(c store.Checkpoint, jobDir string, o Options) ([]string, error) {
 	written, trees, err := writtenIn(c)
 	if err != nil {
@@ -42,7 +44,11 @@ func privateDirs(c store.Checkpoint, jobDir string, o Options) ([]string, error)
 		return nil, err
 	}
 	trees = append(trees, "/dev", "/proc", "/sys", aboutDir) // of which a sandbox has its own, or which are the kernel's
-	var dirs []string
+	of, err := inside.ReadStaged(c.Dir)
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return nil, err
+	}
+	dirs := slices.Clone(of.Private)
 	for _, given := range o.Private {
 		dir, err := filepath.EvalSymlinks(given)
 		if err == nil {

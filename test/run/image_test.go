@@ -46,11 +46,12 @@ func TestOneImageStartsManyJobs(t *testing.T) {
 		original.says("a trial restore without the GPUs")
 		image := filepath.Join(w.dir, "checkpoints", w.newest())
 		before := content(t, image)
+		named := t.TempDir() // nothing in it is open
 		var jobs []*world
 		var runs []*run
 		for range 2 {
 			job := w.from()
-			jobs, runs = append(jobs, job), append(runs, job.startFrom(w))
+			jobs, runs = append(jobs, job), append(runs, job.startFrom(w, "--private", named))
 		}
 		for i, job := range jobs {
 			runs[i].says("from image")
@@ -75,6 +76,7 @@ func TestOneImageStartsManyJobs(t *testing.T) {
 		next := w.from() // of a job that was started from an image itself
 		last := next.startFrom(&world{t: t, dir: jobs[0].dir, work: w.work})
 		last.says("from image " + jobs[0].dir)
+		last.says(", " + named + ", ")
 		next.ticks(3)
 		next.checks()
 		if from, of := next.report().Tick, jobs[0].report().Tick; from < 3 || of < 3 {
