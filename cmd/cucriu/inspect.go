@@ -20,7 +20,6 @@ import (
 	"cucriu/internal/kit/criuimage"
 	"cucriu/internal/kit/imagedir"
 	"cucriu/internal/kit/quote"
-	"cucriu/internal/kit/units"
 )
 
 // inspection is what the inspect command shows.
@@ -154,7 +153,7 @@ func (r inspection) write(out io.Writer, uuids bool) {
 		index = indexOf(r.Manifest.GPUs())
 		fmt.Fprintf(out, "made %s with driver %s\n", r.Manifest.Created.Local().Format(time.DateTime), r.Manifest.DriverVersion)
 		if len(r.Manifest.Processes) > 0 {
-			fmt.Fprintf(out, "a restore %s\n", r.Manifest.Needs())
+			fmt.Fprintln(out, r.Manifest.Needs())
 		}
 		if copied, stored := r.fastLane(); copied > 0 {
 			fmt.Fprintf(out, "GPU state in files of its own, by the fast lane: %d MiB of memory in %d MiB\n", copied>>20, stored>>20)
@@ -189,19 +188,12 @@ func (r inspection) writeStart(out io.Writer) {
 		fmt.Fprintf(out, "cucriu run --image starts no job from it: %s\n", r.NoStart)
 		return
 	}
-	quoted := func(paths []string) string {
-		names := make([]string, len(paths))
-		for i, path := range paths {
-			names[i] = quote.Name(path)
-		}
-		return units.List(names, 8)
-	}
-	fmt.Fprintf(out, "cucriu run --image starts jobs from it, with files of their own in %s\n", quoted(r.Start.Own))
+	fmt.Fprintf(out, "cucriu run --image starts jobs from it, with files of their own in %s\n", quote.Names(r.Start.Own))
 	if len(r.Start.Shared) > 0 {
-		fmt.Fprintf(out, "they share with the host: %s\n", quoted(r.Start.Shared))
+		fmt.Fprintf(out, "they share with the host: %s\n", quote.Names(r.Start.Shared))
 	}
 	if len(r.Start.Jobs) > 0 {
-		fmt.Fprintf(out, "started from it: %s\n", quoted(r.Start.Jobs))
+		fmt.Fprintf(out, "started from it: %s\n", quote.Names(r.Start.Jobs))
 	}
 }
 

@@ -14,6 +14,7 @@ import (
 	"cucriu/internal/jobs/store"
 	"cucriu/internal/kit/durable"
 	"cucriu/internal/kit/fault"
+	"cucriu/internal/kit/quote"
 	"cucriu/internal/kit/units"
 )
 
@@ -64,7 +65,7 @@ if there is no image, or it cannot be read here.`,
 					err = fmt.Errorf("%w: %s", err, cmp.Or(remedy, preflight.RemedyOf(preflight.FindingImage)))
 				}
 				if c, readErr := store.Read(dir); readErr == nil && len(c.Jobs) > 0 {
-					err = fmt.Errorf("%w (jobs were started from it: %s)", err, units.List(c.Jobs, 8))
+					err = fmt.Errorf("%w (jobs were started from it: %s)", err, quote.Names(c.Jobs))
 				}
 				if err = fmt.Errorf("%s: %w", dir, err); remedy != "" { // it may well be as it was written
 					err = preflight.AsRefusal(err)

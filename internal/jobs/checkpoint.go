@@ -291,10 +291,10 @@ func (s *checkpointer) sayShared(c store.Checkpoint) {
 	for _, path := range written {
 		isIn := func(dir string) bool { return isBelow(path, dir) }
 		if !slices.ContainsFunc(slices.Concat(trees, s.record.Image.own(), []string{s.Dir}), isIn) {
-			shared = append(shared, quote.Name(path))
+			shared = append(shared, path)
 		}
 	}
-	if text := units.List(shared, 8); text != s.shared {
+	if text := quote.Names(shared); text != s.shared {
 		s.shared = text
 		s.say("warning: the job writes to " + text + ", and shares that with the host: a resume puts it back, whoever else " +
 			"writes to it; a job that is started from the image with --private DIR has a copy of its own")

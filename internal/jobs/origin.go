@@ -218,7 +218,7 @@ func StartFrom(image string) (Start, error) {
 	}
 	c, from, err := readOrigin(path)
 	if err == nil {
-		err = checkUnchanged(c, func(path string) string { return path })
+		err = checkUnchanged(c, asItIs)
 	}
 	if err == nil {
 		from.Private, err = privateDirs(c, from.Dir, Options{})
@@ -226,7 +226,7 @@ func StartFrom(image string) (Start, error) {
 	if err != nil {
 		return Start{}, err
 	}
-	all, err := criuimage.Files(image)
+	all, err := criuimage.Files(path)
 	start := Start{Own: from.own(), Shared: []string{}, Jobs: c.Jobs}
 	for _, f := range all {
 		isIn := func(dir string) bool { return isBelow(f.Path, dir) }

@@ -4,12 +4,12 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"strings"
 	"time"
 
 	"golang.org/x/sys/unix"
 
 	"cucriu/internal/kit/proc"
-	"cucriu/internal/kit/units"
 )
 
 // The command of a job may end while other processes of the job run: servers that it has started, and what it
@@ -38,13 +38,17 @@ func (in *instance) others() (all []*proc.Process) {
 
 // namesOf names processes, the first few of them.
 func namesOf(all []*proc.Process) string {
+	const most = 8
 	var names []string
-	for _, p := range all {
+	for _, p := range all[:min(len(all), most)] {
 		if status, err := proc.ReadStatus(p.PID); err == nil {
 			names = append(names, fmt.Sprintf("%d (%s)", p.PID, proc.Printable(status.Name)))
 		}
 	}
-	return units.List(names, 8)
+	if more := len(all) - most; more > 0 {
+		names = append(names, fmt.Sprintf("and %d more", more))
+	}
+	return strings.Join(names, ", ")
 }
 
 // tellOthers waits for the end of the command, and says for whom the job waits then.

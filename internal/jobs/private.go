@@ -120,14 +120,14 @@ func checkUnchanged(c store.Checkpoint, at func(path string) string) error {
 		}
 		// A store to a mapping need not change any time.
 		if isBelow(f.Path, shm) || mapped[f.Path] || f.Written && !isSame {
-			changed = append(changed, quote.Name(f.Path))
+			changed = append(changed, f.Path)
 		}
 	}
 	if len(changed) == 0 {
 		return nil
 	}
 	return fault.New("image-incomplete: it does not hold the files that its job was writing, and of these it is not shown "+
-		"that they are unchanged: "+units.List(changed, 8), "run the job with cucriu run --dir: its checkpoints hold these files")
+		"that they are unchanged: "+quote.Names(changed), "run the job with cucriu run --dir: its checkpoints hold these files")
 }
 
 // layOut makes what the job has of its own: directories to mount on, our files, and private copies. It reports whether the

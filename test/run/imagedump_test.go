@@ -26,7 +26,7 @@ func TestADumpStartsJobsWhileItsFilesAreUnchanged(t *testing.T) {
 			}
 		}
 		says("a restore needs 2 visible GPUs, and the job uses 1", "dump", "-t", job.Root(), "-D", image)
-		says("needs 2 visible GPUs, and uses 1", "inspect", image)
+		says("a restore needs 2 visible GPUs, and the job uses 1\n", "inspect", image)
 		says("files of their own in /dev/shm, "+job.Dirs[0]+"\n", "inspect", image)
 		before := content(t, image)
 		fresh := func() *world {

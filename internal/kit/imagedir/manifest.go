@@ -256,9 +256,9 @@ func (m Manifest) Used() int {
 	return len(used)
 }
 
-// Needs says how many GPUs a restore needs, and how many of them the processes used.
+// Needs says how many GPUs a restore needs, and how many of them the job used.
 func (m Manifest) Needs() string {
-	return fmt.Sprintf("needs %s, and uses %d", units.Count(len(m.GPUs()), "visible GPU"), m.Used())
+	return fmt.Sprintf("a restore needs %s, and the job uses %d", units.Count(len(m.GPUs()), "visible GPU"), m.Used())
 }
 
 // GPUs are all GPUs that the processes could see, in the order of the first that saw each.

@@ -3,6 +3,7 @@
 package quote
 
 import (
+	"fmt"
 	"strconv"
 	"strings"
 	"unicode"
@@ -15,6 +16,21 @@ func Name[T ~string](name T) string {
 		return quoted
 	}
 	return string(name)
+}
+
+// mostNames is how many names a message has.
+const mostNames = 8
+
+// Names lists names for a message, each as [Name] has it, and says how many more there are.
+func Names[T ~string](names []T) string {
+	var list []string
+	for _, name := range names[:min(len(names), mostNames)] {
+		list = append(list, Name(name))
+	}
+	if more := len(names) - mostNames; more > 0 {
+		list = append(list, fmt.Sprintf("and %d more", more))
+	}
+	return strings.Join(list, ", ")
 }
 
 // Line escapes what cannot be printed, line ends too, and leaves the rest as it is.

@@ -26,3 +26,15 @@ func TestNothingUnprintableIsLeft(t *testing.T) {
 		}
 	}
 }
+
+func TestNamesSayHowManyMoreThereAre(t *testing.T) {
+	nine := []string{"1", "2", "3", "4", "5", "6", "7", "8", "9"}
+	for want, names := range map[string][]string{
+		"": nil, "1, 2": nine[:2], "1, 2, 3, 4, 5, 6, 7, 8": nine[:8], "1, 2, 3, 4, 5, 6, 7, 8, and 1 more": nine,
+		`a, "b\n"`: {"a", "b\n"},
+	} {
+		if got := Names(names); got != want {
+			t.Errorf("%q, want %q", got, want)
+		}
+	}
+}

@@ -4,7 +4,6 @@ package units
 import (
 	"fmt"
 	"math"
-	"slices"
 	"strconv"
 	"strings"
 )
@@ -47,12 +46,4 @@ func ParseSize(text string) (int64, error) {
 		return 0, fmt.Errorf("%q is not a size, such as 512M or 2G", text)
 	}
 	return n << shift, nil
-}
-
-// List lists names, at most so many, and says how many more there are.
-func List(names []string, most int) string {
-	if more := len(names) - most; more > 0 {
-		names = append(slices.Clone(names[:most]), fmt.Sprintf("and %d more", more))
-	}
-	return strings.Join(names, ", ")
 }
