@@ -67,6 +67,9 @@ func openRecord(o Options) (r record, isNew bool, err error) {
 	_, err = os.Lstat(filepath.Join(o.Dir, recordName))
 	isNew = errors.Is(err, fs.ErrNotExist)
 	r, change, err := readRecord(o)
+	if err == nil && isNew { // first: who starts a job from an image again names no command, and the options are needed
+		err = flagsKind.Write(o.Dir, append([]string{}, o.Flags...))
+	}
 	if err == nil && change {
 		err = r.write(o.Dir)
 	}

@@ -157,6 +157,9 @@ http.server.ThreadingHTTPServer(("127.0.0.1", int(sys.argv[1])), Handler).serve_
 		for i := range 2 {
 			job, own := w.from(), testenv.FreePort(t)
 			jobs, at = append(jobs, job), append(at, own)
+			refused := job.startFrom(w, "--publish", "127.0.0.1:"+port+":"+port)
+			refused.ends(125)
+			refused.says("in use, or published twice: publish another port")
 			runs = append(runs, job.startFrom(w, "--publish", "127.0.0.1:"+own+":"+port))
 			runs[i].says("published: 127.0.0.1:" + own)
 			testenv.WriteFile(t, filepath.Join(job.work, "name"), strconv.Itoa(i))
