@@ -138,8 +138,13 @@ func (c *control) serveWhen(ctx context.Context, a *asked) error {
 // awaitFirst has the first checkpoint of a job made once it is ready.
 func (s *supervisor) awaitFirst(ctx context.Context) {
 	defer s.waitsForFirst.Add(-1)
-	var once sync.Once
-	inform := func(why string) { once.Do(func() { s.inform("the first checkpoint is " + why) }) }
+	last := ""
+	inform := func(why string) {
+		if why != last {
+			last = why
+			s.inform("the first checkpoint is " + why)
+		}
+	}
 	for try := 0; s.status.newest() == nil; try++ {
 		if _, err := s.awaitReady(ctx, s.CheckpointWhen, inform); err != nil || ctx.Err() != nil {
 			return

@@ -181,3 +181,18 @@ func TestAFirstCheckpointThatFailsIsMadeLater(t *testing.T) {
 		r.ends(requeue)
 	})
 }
+
+// TestWhatAFirstCheckpointWaitsForIsSaidAgain when the reason is another one by then.
+func TestWhatAFirstCheckpointWaitsForIsSaidAgain(t *testing.T) {
+	testenv.Simulated(t, func(t *testing.T) {
+		w, port := newServerWorld(t)
+		r := w.run("--checkpoint-when", "http://127.0.0.1:"+port+"/")
+		r.says("connection refused")
+		testenv.WriteFile(t, filepath.Join(w.work, "go"), "")
+		r.says("the answer has status 503")
+		testenv.WriteFile(t, filepath.Join(w.work, "open"), "")
+		r.verified(1)
+		r.signal(unix.SIGTERM)
+		r.ends(requeue)
+	})
+}
