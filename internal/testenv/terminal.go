@@ -8,6 +8,18 @@ import (
 	"golang.org/x/sys/unix"
 )
 
+// OwnTerminals gives an isolated test numbers of terminals that no other program can take while its job is dumped.
+func OwnTerminals(t *testing.T) {
+	t.Helper()
+	if !namespaces() {
+		return
+	}
+	const options = "newinstance,ptmxmode=0666,mode=620"
+	if err := unix.Mount("devpts", "/dev/pts", "devpts", unix.MS_NOSUID|unix.MS_NOEXEC, options); err != nil {
+		t.Fatal(err)
+	}
+}
+
 // NewTerminal returns the two ends of a new pseudo terminal.
 func NewTerminal(t testing.TB) (master, slave *os.File) {
 	t.Helper()

@@ -69,6 +69,7 @@ func TestAKilledRestoreSetsEverythingAgain(t *testing.T) { compareAll(t, "restor
 // compareAll does it with a hook that is killed at a point of the restore.
 func compareAll(t *testing.T, point string) {
 	testenv.Isolated(t, func(t *testing.T) {
+		testenv.OwnTerminals(t)
 		host := testenv.NewHost(t, 1)
 		dir, images := t.TempDir(), filepath.Join(t.TempDir(), "images")
 		in := func(name string) string { return filepath.Join(dir, name) }
