@@ -141,6 +141,9 @@ func TestAhead(t *testing.T) {
 func TestOnlyWhatHasChangedIsCopiedAgain(t *testing.T) {
 	testenv.Isolated(t, func(t *testing.T) {
 		p := hosts.New(t, hosts.Options{})
+		for _, host := range []*hosts.Host{p.A, p.B} {
+			host.Setenv("CUCRIU_CONFIG", host.Config(testenv.Patient))
+		}
 		w := p.A.StartProgram("/usr/bin/env", "LD_PRELOAD="+testenv.Guest(t), testenv.Artefact(t, "make workload", "build", "workload", "cudawork"), "--mib", "16", "--ballast", "128", "--dir")
 		w.WaitTicks(p.A, 3)
 		watch := w.Watch()
