@@ -1,6 +1,6 @@
-// Package inventory knows what the processes of a tree have: descriptors, mappings, links, sockets, namespaces and
-// mounts. It reads each of these once, and whoever asks about a process asks here. It changes nothing, judges
-// nothing, and knows neither criu nor a session.
+// Package inventory knows what the processes of a tree have: descriptors ([Process.Open]), mappings
+// ([Process.Mapped]), links, sockets, namespaces and mounts. It reads each of these once, and whoever asks about a
+// process asks here. It changes nothing, judges nothing, and knows neither criu nor a session.
 //
 // A tree is looked at twice:
 //
