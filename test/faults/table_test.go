@@ -310,10 +310,17 @@ func back(prefix, point string, scene scene, without map[fault]string) []row {
 			rows = append(rows, shared)
 			if scene == goingBack {
 				r.name, r.point, r.goesOn = prefix+"move: from the copy that the GPUs have kept", point+"kept", true
-				rows = append(rows, r)
+			} else {
+				r.name, r.point, r.also = prefix+"move: from the files", point+"files", []fault{continued, imagesGone}
 			}
+			rows = append(rows, r)
 		case "restore":
-			r.name, r.point, r.slow, r.guest, r.also = prefix+"restore: what the library has moved is filled in", strings.TrimSuffix(point, "back.")+"filling-moved", nil, true, []fault{continued, imagesGone}
+			name, doing := "filled in", "filling-moved"
+			if scene == restoring {
+				name, doing = "checked", "checking-moved"
+			}
+			r.name, r.point = prefix+"restore: what the library has moved is "+name, strings.TrimSuffix(point, "back.")+doing
+			r.slow, r.guest, r.also = nil, true, []fault{continued, imagesGone}
 			rows = append(rows, r)
 		}
 		if step.name != "fill" {

@@ -31,10 +31,17 @@ func TestAJobOnTwoGPUsHasTheGuest(t *testing.T) {
 				newest := w.newest()
 				before, err := os.Stat(filepath.Join(w.dir, guest.File))
 				must(t, err)
+				const files = "restore.back.files"
+				marks := t.TempDir()
+				host.Setenv("CUCRIU_FAILPOINT_MARKS", marks)
+				host.UseFailpoint(files + "=run true")
 				r = w.run()
 				r.resumed(newest)
 				w.ticks(3)
 				w.checks()
+				if !testenv.Exists(filepath.Join(marks, files)) {
+					t.Error("the library did not read the checkpoint itself")
+				}
 				if after, err := os.Stat(filepath.Join(w.dir, guest.File)); err != nil || !os.SameFile(before, after) {
 					t.Errorf("the library was replaced: %v", err)
 				}

@@ -7,6 +7,7 @@ package agent
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"crypto/rand"
 	"encoding/binary"
@@ -74,6 +75,7 @@ var (
 	ErrBusy    = errors.New("a thread of the program was stopped in the library")
 	ErrNothing = errors.New("there is too little memory for the library to move")
 	ErrGiving  = errors.New("memory is on its way to another process, which is opening it")
+	ErrUnread  = errors.New("the library in the job cannot read the files of the image")
 	errCounted = errors.New("the memory was only counted")
 )
 
@@ -89,7 +91,8 @@ func (e *ResultError) Error() string {
 
 // Answered reports whether an error of [Agent.Do] is the agent's own, which has done with the command.
 func Answered(err error) bool {
-	return errors.Is(err, ErrBusy) || errors.Is(err, ErrNothing) || errors.Is(err, ErrGiving) || errors.Is(err, errCounted) || errors.As(err, new(*ResultError))
+	return errors.Is(err, ErrBusy) || errors.Is(err, ErrNothing) || errors.Is(err, ErrGiving) ||
+		errors.Is(err, ErrUnread) || errors.Is(err, errCounted) || errors.As(err, new(*ResultError))
 }
 
 // mailbox is struct mailbox of agent.c.
@@ -111,6 +114,7 @@ type mailbox struct {
 	mailboxSince6
 	mailboxSince7
 	mailboxSince8
+	mailboxSince9
 }
 
 // mailboxSince2 is what version 2 has more.
@@ -156,6 +160,11 @@ type mailboxSince8 struct {
 	Takes uint64 // how many messages [Take] finds in the socket
 }
 
+// mailboxSince9 is what version 9 has more.
+type mailboxSince9 struct {
+	Pieces uint64 // how many [In] reads from files; 0: the memory is in the process
+}
+
 // hashing is struct hashing of hash.h.
 type hashing struct {
 	Generation, Base uint64
@@ -168,7 +177,7 @@ type hashing struct {
 
 const (
 	symbol        = "cucriu_guest"
-	version       = 8 // and those before: a job keeps the library with which it was started
+	version       = 9 // and those before: a job keeps the library with which it was started
 	versionOffset = 8
 	commandOffset = 12
 )
@@ -179,6 +188,8 @@ var magic = [8]byte{'c', 'u', 'c', 'r', 'i', 'u', 1}
 type Agent struct {
 	process *proc.Process
 	address uint64 // of the mailbox
+	// Patience is how long a command may go on without getting anywhere; 0: a minute.
+	Patience time.Duration
 }
 
 // Find finds the agent of a process. Without one that it knows, it returns nil.
@@ -200,7 +211,7 @@ func Find(process *proc.Process) (*Agent, error) {
 		if err != nil {
 			continue // another library, or a file that is no library
 		}
-		a := &Agent{process, uint64(m.StartAddr) + offset}
+		a := &Agent{process: process, address: uint64(m.StartAddr) + offset}
 		box, err := a.read()
 		if err != nil {
 			return nil, err
@@ -216,7 +227,16 @@ func Find(process *proc.Process) (*Agent, error) {
 // endOf returns where what a version's mailbox has ends.
 func endOf(v int) int {
 	end := binary.Size(mailbox{})
-	for _, since := range []any{mailboxSince2{}, mailboxSince3{}, mailboxSince4{}, mailboxSince5{}, mailboxSince6{}, mailboxSince7{}, mailboxSince8{}}[v-1:] {
+	for _, since := range []any{
+		mailboxSince2{},
+		mailboxSince3{},
+		mailboxSince4{},
+		mailboxSince5{},
+		mailboxSince6{},
+		mailboxSince7{},
+		mailboxSince8{},
+		mailboxSince9{},
+	}[v-1:] {
 		end -= binary.Size(since)
 	}
 	return end
@@ -496,13 +516,15 @@ func (a *Agent) Do(ctx context.Context, c Command) error {
 		return ErrGiving
 	case -4:
 		return errCounted
+	case -5:
+		return ErrUnread
 	}
 	return &ResultError{c, box.Result}
 }
 
 // await waits until the mailbox says what is waited for, as long as something moves.
 func (a *Agent) await(ctx context.Context, c Command, done func(*mailbox) bool) (mailbox, error) {
-	silent := silence{last: time.Now()}
+	silent, patience := silence{last: time.Now()}, cmp.Or(a.Patience, patience)
 	for pause := 50 * time.Microsecond; ; pause = min(2*pause, time.Millisecond) {
 		box, err := a.read()
 		if err != nil || done(&box) {

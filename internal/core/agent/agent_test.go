@@ -29,7 +29,7 @@ func TestAMailboxOfEitherVersion(t *testing.T) {
 			t.Fatal(err)
 		}
 		data := memory.Bytes()
-		a := &Agent{process, uint64(uintptr(unsafe.Pointer(&data[0])))}
+		a := &Agent{process: process, address: uint64(uintptr(unsafe.Pointer(&data[0])))}
 		got, err := a.Status()
 		if wanted := (Status{State: Emptied, Closed: true, Staging: want, Descriptor: -1}); err != nil || got != wanted {
 			t.Errorf("version %d: %+v, %v; want %+v", version, got, err, wanted)
@@ -104,7 +104,7 @@ func TestWhatAProgramHasOverwrittenIsNotAtRest(t *testing.T) {
 			t.Fatal(err)
 		}
 		data := memory.Bytes()
-		a := &Agent{process, uint64(uintptr(unsafe.Pointer(&data[0])))}
+		a := &Agent{process: process, address: uint64(uintptr(unsafe.Pointer(&data[0])))}
 		if err := a.AtRest(); (err == nil) != test.ok {
 			t.Errorf("%s: %v", name, err)
 		}

@@ -29,7 +29,7 @@ const (
 // findLack finds out what a process lacks that does, by the journal. If the driver has restored its state, what was
 // there is the job's own by now. So is the memory of a library, once it has brought it back.
 func (b *wayBack) findLack(ctx context.Context, t *Target) error {
-	t.lacks = lacksNothing
+	t.lacks, t.direct, t.checked = lacksNothing, false, false
 	if t.Member.Pages == nil || !t.Member.Pages.Dropped {
 		return nil
 	}
@@ -37,6 +37,9 @@ func (b *wayBack) findLack(ctx context.Context, t *Target) error {
 	checkpointed, err := b.isCheckpointed(ctx, t)
 	if err == nil {
 		err = t.findMoved()
+	}
+	if err == nil && b.Kind == journal.KindRestore && t.moved.Size() > 0 {
+		err = b.findDirect(ctx, t)
 	}
 	switch {
 	case err != nil || checkpointed:
@@ -74,10 +77,11 @@ func (b *wayBack) isCheckpointed(ctx context.Context, t *Target) (bool, error) {
 	return state == cudackpt.StateCheckpointed, err
 }
 
-// fill brings back memory that was dropped in a process, while none of its threads but the restore thread run: what the
-// driver needs, and at the next call what the library has moved, which is filled in while the driver restores. It may be
-// cut off and begun again: until the driver has restored, all of it; then what was moved, until the library has brought
-// that back. Once nothing is lacking, the journal says so.
+// fill brings back memory that was dropped in a process, while none of its threads but the restore thread run: what
+// the driver needs, and at the next call what the library has moved, which is filled in while the driver restores. If
+// the library is to read that from the files ([wayBack.moveInFiles]), it is only checked. It may be cut off and begun
+// again: until the driver has restored, all of it; then what was moved, until the library has brought that back. Once
+// nothing is lacking, the journal says so.
 func (b *wayBack) fill(ctx context.Context, t *Target) error {
 	if err := b.fillIn(ctx, t); err != nil {
 		if b.Kind == journal.KindRestore && errors.Is(err, pages.ErrDamaged) {
@@ -87,6 +91,10 @@ func (b *wayBack) fill(ctx context.Context, t *Target) error {
 	}
 	if t.lacks == lacksAll && t.moved.Size() > 0 {
 		t.lacks = lacksMoved
+		return nil
+	}
+	if t.direct {
+		t.checked = true
 		return nil
 	}
 	b.nothingIsLacking(t)
@@ -113,13 +121,17 @@ func (b *wayBack) fillIn(ctx context.Context, t *Target) error {
 		return err
 	}
 	defer input.Close()
+	t.direct = t.direct && readable(input, t.moved)
 	source, others := input.Split(t.moved)
-	name, doing := "fill moved", "filling-moved"
+	name, doing, check := "fill moved", "filling-moved", t.direct
 	if t.lacks == lacksAll {
-		source, name, doing = others, "fill", "filling"
+		source, name, doing, check = others, "fill", "filling", false
 		if err := b.SpanOf(t.PID, "make accessible", func() error { return b.makeAccessible(ctx, t, input.Ranges()) }); err != nil {
 			return err
 		}
+	}
+	if check {
+		name, doing = "check moved", "checking-moved"
 	}
 	ctx, stall := NewStall(ctx, b.Env.Config.Restore.Timeout)
 	defer stall.End(context.Canceled)
@@ -127,7 +139,12 @@ func (b *wayBack) fillIn(ctx context.Context, t *Target) error {
 	return b.SpanOf(t.PID, name, func() error {
 		done := make(chan error, 1)
 		go func() {
-			done <- pages.Fill(ctx, watchedSource{source, Progress{ctx, b.Session, stall, doing}}, t.Process, coresFor(1))
+			watched := watchedSource{source, Progress{ctx, b.Session, stall, doing}}
+			if check {
+				done <- pages.Check(ctx, watched, coresFor(1))
+				return
+			}
+			done <- pages.Fill(ctx, watched, t.Process, coresFor(1))
 		}()
 		if b.Kind != journal.KindRestore {
 			return <-done // nothing else may be tried: a read that hangs may yet end

@@ -108,11 +108,24 @@ func (b *wayBack) moveIn(ctx context.Context, t *Target) error {
 		}
 		b.Env.Log.Warn("what the GPUs have kept of a process's memory is not used", "pid", t.PID, "error", err)
 	}
+	if t.lacks == lacksMoved && t.checked {
+		err := b.moveInFiles(ctx, t)
+		if !errors.Is(err, errNotGiven) {
+			return err
+		}
+		const slower = "the library in a process does not read the files itself, which takes longer"
+		b.Env.Log.Warn(slower, "pid", t.PID, "error", err)
+	}
+	t.direct = false
 	fill := b.fillSame
 	if t.lacks == lacksMoved {
 		fill = b.fill
 	}
-	if err := fill(ctx, t); err != nil {
+	err = fill(ctx, t)
+	if err == nil {
+		err = t.agent.SetPieces(0) // somebody who was killed may have asked for some
+	}
+	if err != nil {
 		return err
 	}
 	return b.SpanOf(t.PID, "move in", func() error {
@@ -139,8 +152,8 @@ func (b *wayBack) moveInKept(ctx context.Context, t *Target) error {
 	return t.obey(ctx, b.Session, agent.InKept)
 }
 
-// hand gives the library in a process a socket.
-func (t *Target) hand(ctx context.Context, socket *os.File) error {
+// hand gives the library in a process descriptors.
+func (t *Target) hand(ctx context.Context, files ...*os.File) error {
 	if err := t.agent.Do(ctx, agent.Connect); err != nil {
 		return err
 	}
@@ -150,7 +163,7 @@ func (t *Target) hand(ctx context.Context, socket *os.File) error {
 		to, err = t.ShareSocket(status.Descriptor)
 	}
 	if err == nil {
-		err = session.SendSocket(to, []byte{0}, socket)
+		err = session.SendFiles(to, []byte{0}, files...)
 		to.Close()
 	}
 	if err != nil {

@@ -36,6 +36,8 @@ type Target struct {
 	pairs    gpumap.Pairs      // of the way back: what the driver is told of the plan
 	kept     *os.File          // of the way back: a socket with what they keep
 	lacks    lack              // of the way back: what is in files only
+	direct   bool              // of the way back: the library reads from them what it has moved
+	checked  bool              // of the way back: that is what was written
 	filled   bool              // of the way back: all that was lacking is there
 	moved    proc.Range        // of the way back: where the library keeps what it has moved to the host
 

@@ -27,7 +27,7 @@ func (s *Session) Keeps() bool { return s.keeper != nil }
 
 // Keep gives the watcher a socket of a process.
 func (s *Session) Keep(pid int, socket *os.File) error {
-	return SendSocket(s.keeper, binary.LittleEndian.AppendUint32(nil, uint32(pid)), socket)
+	return SendFiles(s.keeper, binary.LittleEndian.AppendUint32(nil, uint32(pid)), socket)
 }
 
 // CloseKeeper closes what this program has of it.
@@ -92,9 +92,16 @@ func SocketPair(name string) (ours, theirs *os.File, err error) {
 	return os.NewFile(uintptr(pair[0]), name), os.NewFile(uintptr(pair[1]), name), nil
 }
 
-// SendSocket sends a socket through another one.
-func SendSocket(through *os.File, message []byte, socket *os.File) error {
-	return proc.Use(socket, func(sent int) error { return SendRights(through, message, sent) })
+// SendFiles sends files through a socket, with a message.
+func SendFiles(through *os.File, message []byte, files ...*os.File) error {
+	return sendAll(through, message, files, nil)
+}
+
+func sendAll(through *os.File, message []byte, files []*os.File, fds []int) error {
+	if len(files) == 0 {
+		return SendRights(through, message, fds...)
+	}
+	return proc.Use(files[0], func(fd int) error { return sendAll(through, message, files[1:], append(fds, fd)) })
 }
 
 // SendRights sends descriptors through a socket, with a message.

@@ -58,6 +58,11 @@ func Fill(ctx context.Context, from Source, to *proc.Process, workers int) error
 	})
 }
 
+// Check checks chunks, as [Fill] does. It uses at least one worker.
+func Check(ctx context.Context, from Source, workers int) error {
+	return decodeAll(ctx, from, workers, func(_ int, _ Chunk, _ []byte, err error) error { return err })
+}
+
 // decodeAll checks all chunks that are not zeros, and calls use with each, its memory, and what is
 // wrong with it.
 func decodeAll(ctx context.Context, from Source, workers int, use func(i int, chunk Chunk, memory []byte, err error) error) error {

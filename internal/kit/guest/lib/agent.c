@@ -27,6 +27,7 @@
 
 #include "agent.h"
 #include "alloc.h"
+#include "files.h"
 #include "find.h"
 #include "gate.h"
 #include "hash.h"
@@ -40,12 +41,13 @@ enum state { IDLE, PREPARED, EMPTY };
 #define GUEST_NOTHING (-2) /* there is too little memory for it to be worth while */
 #define GUEST_GIVING (-3)  /* memory is on its way to another process */
 #define GUEST_COUNTED (-4) /* it was only to be found out how much there is to copy */
+#define GUEST_UNREAD (-5)  /* the files of an image cannot be read */
 
 #define MOST_COPIERS 16
 #define MOST_THREADS (MOST_COPIERS + 1)
 
 #ifndef VERSION /* the tests have older ones, of which who dumps the process knows less */
-#define VERSION 8
+#define VERSION 9
 #endif
 
 /* internal/core/agent has the same. */
@@ -77,6 +79,8 @@ EXPORT struct mailbox {
 	uint64_t whole, content; /* the answer: how much memory it moves, and how much of that is copied */
 	/* since version 8 */
 	uint64_t takes; /* of TAKE: how many messages are in the socket; the other side writes it */
+	/* since version 9 */
+	uint64_t pieces; /* not 0: IN reads so many from files, which are in the socket; the other side writes it */
 } cucriu_guest = {.magic = "cucriu\1", .version = VERSION, .descriptor = -1};
 
 void agent_unserved(int more) { __atomic_fetch_add(&cucriu_guest.unserved, more, __ATOMIC_RELAXED); }
@@ -271,9 +275,12 @@ static CUresult copy_slice(struct copier *c, int i, struct slice *s, size_t offs
 		return r;
 	if (task == COPY_OUT)
 		return driver.cuMemcpyDtoHAsync_v2(c->buffer[i], at, s->size, s->stream);
-	if (zeros[offset / slice])
+	if (cucriu_guest.pieces ? !files_have(offset, s->size) : zeros[offset / slice])
 		return driver.cuMemsetD8Async(at, 0, s->size, s->stream);
-	memcpy(c->buffer[i], staging + offset, s->size);
+	if (!cucriu_guest.pieces)
+		memcpy(c->buffer[i], staging + offset, s->size);
+	else if (!files_read(c->buffer[i], offset, s->size))
+		return GUEST_UNREAD;
 	return driver.cuMemcpyHtoDAsync_v2(at, c->buffer[i], s->size, s->stream);
 }
 
@@ -733,6 +740,8 @@ static int in(void)
 
 	if (!take_records())
 		return GUEST_BUSY;
+	if (cucriu_guest.pieces && !files_take(cucriu_guest.pieces))
+		r = GUEST_UNREAD;
 	let_go();
 	for (m = memory_first(); m && !r; m = m->next)
 		if (m->out && !m->opened) {
@@ -742,6 +751,8 @@ static int in(void)
 		}
 	if (!r)
 		r = copy_all(COPY_IN);
+	files_close();
+	cucriu_guest.pieces = 0;
 	if (!r) {
 		return_places();
 		forget_staging();
