@@ -14,7 +14,7 @@
 #   run.sh engines               containers checkpointed and restored by runc, swapped between two GPUs where there are two (try-engines.sh)
 #   run.sh cuda-checkpoint       cucriu's cuda-checkpoint: its command line, and criu's own CUDA plugin with it
 #   run.sh guest-cost            what the library of cucriu run --dir costs a program that nobody dumps (try-guest.sh)
-#   run.sh image [SERVER...]     a server with 6.4 billion parameters, and jobs that are started from its checkpoint (try-image.sh); needs 45 GiB of memory
+#   run.sh image [SERVER...]     a server with 6.4 billion parameters, and jobs that are started from its checkpoint (try-image.sh); needs 90 GiB of memory
 #   run.sh names                 two long jobs side by side, and torchrun restored at once (try-names.sh)
 #   run.sh kills                 a training of two ranks under cucriu run, while whoever works on it is killed (try-kills.sh); needs two GPUs
 #   run.sh migrate [TEST REGEX]  migration between two of the GPUs; CUCRIU_TEST_SIZES="1024 16384": pauses for so many MiB

@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
 # try-image.sh DIR [SERVER...]: starts a server once, and then jobs from its checkpoint: one alone, and two at the same time on two GPUs where
-# there are two. It prints how long each takes to its first answer, and fails if an answer is not that of the first server. SERVER listens on
+# there are two, and four on one GPU. It prints how long each takes to its first answer, and fails if an answer is not that of the first server. SERVER listens on
 # 127.0.0.1, port 8000, and answers POST /generate; by default it is a GPT-2 of 6.4 billion parameters. DIR must not exist yet; what is in it is
-# kept in memory, up to 45 GiB, and gone at the end. Needs root, a GPU, Python, curl, cucriu and criu (CUCRIU_CRIU) in PATH.
+# kept in memory, up to 90 GiB, and gone at the end. Needs root, a GPU, Python, curl, cucriu and criu (CUCRIU_CRIU) in PATH.
 set -euo pipefail
 # What is killed becomes an orphan: see try-names.sh.
 if [[ -z ${REAPS-} ]]; then
@@ -61,12 +61,51 @@ steps() {
 	end
 }
 
+# memory NAME...: what a server has of the host's memory, and had at most, by the kernel's account.
+memory() {
+	local name pid
+	for name in "$@"; do
+		pid=$(server "$name")
+		awk -v name="$name" '/^Vm(HWM|RSS)/ { printf "%s %d MiB, ", $1, $2 / 1024 } END { print "of " name }' "/proc/$pid/status" || true
+	done
+}
+
+# server NAME: the pid on this host of the job's process with the most memory.
+server() {
+	local pid most=0 best= rss root
+	root=$(grep -alP "sandbox-init\\x00$dir/$1(/|\\x00)" /proc/[0-9]*/cmdline 2>/dev/null | head -n 1 | cut -d/ -f3)
+	for pid in $(descendants "${root:-0}"); do
+		rss=$(awk '/^VmHWM/ { print $2 }' "/proc/$pid/status" 2>/dev/null) || continue
+		((${rss:-0} <= most)) || { most=$rss best=$pid; }
+	done
+	echo "$best"
+}
+
+descendants() {
+	local child
+	for child in $(cat "/proc/$1"/task/*/children 2>/dev/null); do
+		echo "$child"
+		descendants "$child"
+	done
+}
+
+clear_up() {
+	kill -KILL "${pids[@]}" 2>/dev/null || true
+	for cmdline in $(grep -alP "sandbox-init\\x00$dir/" /proc/[0-9]*/cmdline 2>/dev/null); do # not every machine has pkill
+		kill -KILL "$(cut -d/ -f3 <<<"$cmdline")" 2>/dev/null || true
+	done
+}
+
 pids=()
+trap clear_up EXIT
 begun=$(now)
 CUDA_VISIBLE_DEVICES=0 cucriu run --dir "$dir/first" --every 0 -- "$@" >"$dir/first.log" 2>&1 &
 first=$!
 expected=$(ask "$port")
 echo "cold start: first answer after $(since "$begun")"
+begun=$(now)
+[[ $(ask "$port") == "$expected" ]] || fail "the first server does not answer twice alike"
+echo "its second answer: $(since "$begun")"
 begun=$(now)
 cucriu jobs checkpoint "$dir/first"
 echo "checkpoint: $(since "$begun"), $(du -sh "$dir/first/checkpoints/000001" | cut -f1)"
@@ -77,16 +116,32 @@ wait "$first" || true
 begun=$(now)
 start alone 8001 0
 answers alone 8001 "$begun"
+memory alone
 if ((gpus > 1)); then
 	cucriu jobs stop "$dir/alone" >/dev/null
 	wait "${pids[0]}" || true
 	begun=$(now)
 	start left 8002 0
 	start right 8003 1
-	answers left 8002 "$begun"
+	answers left 8002 "$begun" &
+	left=$!
 	answers right 8003 "$begun"
+	wait "$left"
 	answers left 8002 "$(now)"
+	memory left right
+	clear_up
+	wait "${pids[@]}" || true
+	pids=()
 fi
+begun=$(now)
+together=()
+for n in 1 2 3 4; do start "one-of-four-$n" "801$n" 0; done
+for n in 1 2 3 4; do
+	answers "one-of-four-$n" "801$n" "$begun" &
+	together+=($!)
+done
+for n in "${together[@]}"; do wait "$n"; done
+memory one-of-four-{1,2,3,4}
 begun=$(now)
 cucriu jobs stop "$dir/alone" >/dev/null 2>&1 || true
 if ((gpus < 2)); then wait "${pids[0]}" || true; fi
@@ -95,9 +150,5 @@ CUDA_VISIBLE_DEVICES=0 cucriu run --dir "$dir/alone" >>"$dir/alone.log" 2>&1 &
 pids+=($!)
 answers "alone, resumed from its own checkpoint" 8001 "$begun"
 nvidia-smi --query-compute-apps=gpu_uuid,pid,used_memory --format=csv,noheader 2>/dev/null || true
-kill -KILL "${pids[@]}" 2>/dev/null || true
-for cmdline in $(grep -alP "sandbox-init\\x00$dir/" /proc/[0-9]*/cmdline 2>/dev/null); do # not every machine has pkill
-	kill -KILL "$(cut -d/ -f3 <<<"$cmdline")" 2>/dev/null || true
-done
 grep -h 'published\|files of its own\|warning' "$dir"/*.log | sort -u
 echo "all answers are the same"
