@@ -4,9 +4,10 @@
 #   run.sh conformance           only the conformance table
 #   run.sh demo                  only the demo
 #   run.sh dump [TEST REGEX]     one of the suites on real criu: dump, restore, check, suspend, guest
-#   run.sh programs [alone|together [REGEX]]
+#   run.sh programs [alone|together|image [REGEX]]
 #                                programs as people write them, one or all: those whose GPUs wait for each other one
-#                                by one, the rest side by side; tables: programs-alone.md and programs-together.md
+#                                by one, the rest side by side; tables: programs-alone.md and programs-together.md;
+#                                and some of them started from an image twice
 #                                (CUCRIU_PROGRAMS_GUEST=1: all with the library of cucriu run --dir; what is refused for peer-memory works then)
 # not in everything:
 #   run.sh bench [FLAGS]         the benchmark (--help)
@@ -65,10 +66,12 @@ for suite in dump restore check suspend guest; do
 	fi
 done
 if [[ $what == all || $what == programs ]]; then
-	for group in alone together; do
+	for group in alone together image; do
 		[[ ${2:-$group} == "$group" ]] || continue
+		selected="^TestPrograms$/$group/${3:-.}"
+		[[ $group != image ]] || selected="^TestProgramsFromAnImage$/${3:-.}"
 		CUCRIU_PROGRAMS_OUT=$out/programs-$group.md tests "programs-$group" "${CUCRIU_LIMIT:-550}" test/programs \
-			-test.timeout=9m -test.run "TestPrograms/$group/${3:-.}"
+			-test.timeout=9m -test.run "$selected"
 	done
 fi
 if [[ $what == bench ]]; then

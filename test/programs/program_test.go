@@ -44,6 +44,8 @@ type program struct {
 	underRun bool
 	// guest loads the library of cucriu run --dir into the program.
 	guest bool
+	// image has it started from an image, too: see TestProgramsFromAnImage.
+	image bool
 }
 
 func (p program) hasGuest() bool {

@@ -13,7 +13,7 @@ func table() []program {
 		return python(append([]string{"train.py", "--workers", "2", "--start-method", method}, more...)...)
 	}
 	return []program{
-		{name: "JAX on one GPU, default preallocation", command: python("jax_train.py"), env: oneGPU, gpus: 1, want: works, compares: true, greedy: true},
+		{name: "JAX on one GPU, default preallocation", command: python("jax_train.py"), env: oneGPU, gpus: 1, want: works, compares: true, greedy: true, image: true},
 		{name: "torch.compile with CUDA graphs", command: python("compiled.py"), gpus: 1, want: works, compares: true},
 		{name: "DataLoader, spawned workers", command: loader("spawn", "--epochs", "2", "--batches", "200"), gpus: 1, want: works},
 		{name: "DataLoader, forkserver", command: loader("forkserver", "--epochs", "2", "--batches", "200"), gpus: 1, want: works},
@@ -31,7 +31,7 @@ func table() []program {
 		{
 			name:    "torchrun, NCCL over NVLink, with the guest, under cucriu run",
 			command: torchrun("2", "ranks.py"), env: noHostHandles,
-			gpus: 2, want: works, underRun: true, guest: true, alone: true,
+			gpus: 2, want: works, underRun: true, guest: true, alone: true, image: true,
 		},
 		{
 			name: "the same with four GPUs", command: torchrun("4", "ranks.py"), env: noHostHandles,
@@ -60,14 +60,15 @@ func table() []program {
 		{name: "a device_map over two GPUs, with the guest", command: python("device_map.py"), gpus: 2, want: works, guest: true},
 		{name: "a tensor that two processes share, with the guest", command: python("shared_tensor.py"), gpus: 1, want: works, guest: true},
 		{name: "a tensor that two processes share", command: python("shared_tensor.py"), gpus: 1, want: refused, finding: "shared-gpu-memory"},
-		{name: "DataLoader, forked workers", command: loader("fork"), gpus: 1, want: works},
+		{name: "DataLoader, forked workers", command: loader("fork"), gpus: 1, want: works, image: true},
 		{name: "DataLoader, persistent workers, pinned memory", command: loader("fork", "--persistent", "--pin"), gpus: 1, want: works},
 		{name: "a forked worker that forks", command: python("nested.py"), gpus: 1, want: works},
 		{name: "PyTorch training", command: python("train.py"), gpus: 1, want: works},
 		{name: "NVML in the process", command: python("nvml.py"), gpus: 1, want: works},
 		{name: "NVML in a process beside it", command: python("nvml.py", "--beside"), gpus: 1, want: works},
 		{name: "Triton", command: python("triton_kernel.py"), gpus: 1, want: works},
-		{name: "CuPy, FFT and GEMM on streams", command: python("cupy_fft.py"), gpus: 1, want: works},
+		{name: "CuPy, FFT and GEMM on streams", command: python("cupy_fft.py"), gpus: 1, want: works, image: true},
+		{name: "a prefork server with a worker for each GPU", command: python("prefork.py"), gpus: 2, want: works, image: true},
 		{name: "PyTorch and CuPy in one process", command: python("two_runtimes.py"), gpus: 1, want: works},
 		{name: "a kernel over ZeroMQ", command: python("zmq_kernel.py"), gpus: 1, want: works},
 		{name: "onnxruntime, CUDA provider", command: python("onnx_infer.py"), gpus: 1, want: works},
