@@ -121,17 +121,19 @@ func (b *wayBack) fillIn(ctx context.Context, t *Target) error {
 		return err
 	}
 	defer input.Close()
-	t.direct = t.direct && readable(input, t.moved)
-	source, others := input.Split(t.moved)
-	name, doing, check := "fill moved", "filling-moved", t.direct
+	moved, others := input.Split(t.moved)
+	source, name, doing := moved, "fill moved", "filling-moved"
+	bring := func(ctx context.Context, from pages.Source) error {
+		return pages.Fill(ctx, from, t.Process, coresFor(1))
+	}
 	if t.lacks == lacksAll {
-		source, name, doing, check = others, "fill", "filling", false
+		source, name, doing = others, "fill", "filling"
 		if err := b.SpanOf(t.PID, "make accessible", func() error { return b.makeAccessible(ctx, t, input.Ranges()) }); err != nil {
 			return err
 		}
-	}
-	if check {
+	} else if t.direct = t.direct && readable(input, t.moved); t.direct {
 		name, doing = "check moved", "checking-moved"
+		bring = func(ctx context.Context, from pages.Source) error { return pages.Check(ctx, from, coresFor(1)) }
 	}
 	ctx, stall := NewStall(ctx, b.Env.Config.Restore.Timeout)
 	defer stall.End(context.Canceled)
@@ -139,12 +141,7 @@ func (b *wayBack) fillIn(ctx context.Context, t *Target) error {
 	return b.SpanOf(t.PID, name, func() error {
 		done := make(chan error, 1)
 		go func() {
-			watched := watchedSource{source, Progress{ctx, b.Session, stall, doing}}
-			if check {
-				done <- pages.Check(ctx, watched, coresFor(1))
-				return
-			}
-			done <- pages.Fill(ctx, watched, t.Process, coresFor(1))
+			done <- bring(ctx, watchedSource{source, Progress{ctx, b.Session, stall, doing}})
 		}()
 		if b.Kind != journal.KindRestore {
 			return <-done // nothing else may be tried: a read that hangs may yet end

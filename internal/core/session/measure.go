@@ -32,7 +32,7 @@ func measureOf(r *journal.Record, step string) func() (done, total int64) {
 		before := resident(pids)
 		return func() (int64, int64) { return resident(pids) - before, memory }
 	case StepRestoreGPU:
-		if slices.ContainsFunc(r.Members, func(m journal.Member) bool { return m.Gated }) {
+		if r.Kind == journal.KindRestore && slices.ContainsFunc(r.Members, func(m journal.Member) bool { return m.Gated }) {
 			return nil // the library may read the files, and nothing grows
 		}
 		before := resident(pids)
