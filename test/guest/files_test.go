@@ -110,6 +110,32 @@ func TestDamageInWhatTheLibraryReads(t *testing.T) {
 	})
 }
 
+// TestSomebodyIsKilledWhileTheLibraryReads the image: it reads on, and whoever takes over waits for it.
+func TestSomebodyIsKilledWhileTheLibraryReads(t *testing.T) {
+	testenv.Parallel(t)
+	for _, who := range []string{"kill", "kill-criu", "kill-criu+kill"} {
+		t.Run(who, func(t *testing.T) {
+			testenv.Simulated(t, func(t *testing.T) {
+				host := testenv.NewHost(t, 1, "--mib-per-gpu", "800")
+				job := startWithGuest(t, host, "--ballast", "300")
+				images := testenv.NewImages(t)
+				moved(t, host, host.TryDump(job, images))
+				marks := t.TempDir()
+				host.Setenv("CUCRIU_FAILPOINT_MARKS", marks)
+				host.UseFailpoint("told-in=" + who)
+				_ = host.TryRestore(images)
+				host.UseFailpoint("")
+				if !testenv.Exists(filepath.Join(marks, "told-in")) {
+					t.Error("the failpoint was not reached")
+				}
+				host.WaitOutcome("running")
+				job.Runs()
+				job.Check()
+			})
+		})
+	}
+}
+
 // largest is the largest file of a directory.
 func largest(t *testing.T, dir string) (path string) {
 	t.Helper()
