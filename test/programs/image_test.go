@@ -13,8 +13,8 @@ import (
 )
 
 // TestProgramsFromAnImage runs rows of the table under cucriu run --dir, and starts each of them from its checkpoint
-// twice: at the same time on a GPU each, or one after the other if it needs several. The original goes on meanwhile,
-// and what it prints is what they must print.
+// twice: at the same time on a GPU each, or one after the other if it needs several or all of one. The original goes
+// on until its end, and what it prints is what they must print.
 func TestProgramsFromAnImage(t *testing.T) {
 	if !testenv.RealDriver() {
 		t.Skip("needs GPUs and the programs' libraries (make test-gpu)")
@@ -56,7 +56,7 @@ func runLong(t *testing.T, host *testenv.Host, work, gpu string, env []string, w
 	}
 	go func() { j.exit <- cmd.Wait() }()
 	t.Cleanup(func() {
-		_, _ = host.Cucriu("jobs", "stop", j.dir, "--force")
+		_, _ = host.Cucriu("jobs", "stop", j.dir)
 		if t.Failed() {
 			output := j.output()
 			t.Logf("%s said:\n%s\nand its program:\n%s", j.dir, said, output[max(0, len(output)-4000):])
@@ -82,6 +82,7 @@ func (b *bench) startFromImage(t *testing.T, p program) {
 		t.Skipf("needs %d GPUs, this machine has %d", p.gpus, b.gpus)
 	}
 	host, work := b.host.For(t), newDir(t)
+	oneByOne := p.gpus > 1 || p.greedy // its kernels wait for each other (see alone), or it takes a whole GPU
 	gpus := []string{"", ""}
 	if p.gpus == 1 {
 		gpus = []string{"0", fmt.Sprint(b.gpus - 1)}
@@ -95,18 +96,18 @@ func (b *bench) startFromImage(t *testing.T, p program) {
 		t.Fatalf("jobs checkpoint: %d\n%s", status, out)
 	}
 	after := results(first.output())
-	if p.gpus > 1 { // its kernels wait for each other: see alone
+	if oneByOne {
 		letEnd(t, work)
 		first.ends(t)
 	}
 	var jobs []*longJob
 	for i := range 2 {
 		jobs = append(jobs, runLong(t, host, work, gpus[i], nil, "--image", first.dir, "--private", work))
-		if p.gpus > 1 {
+		if oneByOne {
 			jobs[i].ends(t)
 		}
 	}
-	if p.gpus == 1 {
+	if !oneByOne {
 		for _, job := range jobs {
 			if !wait(toMidRun, func() bool { return job.steps() > 0 || len(job.exit) > 0 }) {
 				t.Errorf("%s does nothing", job.dir)
@@ -173,7 +174,14 @@ func TestTheHarnessStartsFromAnImage(t *testing.T) {
 	}
 	work := testenv.Artefact(t, "make workload", "build", "workload", "cudawork")
 	command := []string{"/bin/bash", script, fmt.Sprint(waitsAt), fmt.Sprint(allSteps), mayEnd, work}
-	bench.startFromImage(t, program{name: "counts", command: command, gpus: 1})
+	// Its files are no part of what goes on: the original has left them as they are at its end.
+	steps := `for ((i = 1; i <= 60; i++)); do echo step $i; sleep 0.05; ((i < 40)) || until [[ -e may-end ]]; do sleep 0.05; done; done; echo done`
+	for _, p := range []program{
+		{name: "at the same time", command: command, gpus: 1},
+		{name: "one after the other", command: []string{"/bin/bash", "-c", steps}, gpus: 1, greedy: true},
+	} {
+		t.Run(p.name, func(t *testing.T) { bench.startFromImage(t, p) })
+	}
 	for name, lines := range map[string][]string{"": {"c", "d"}, "has not printed": {"c"}, "has printed": {"c", "d", "e"}} {
 		err := continues(lines, []string{"a"}, []string{"a", "b"}, []string{"a", "b", "c", "d"})
 		if (err == nil) != (name == "") || err != nil && !strings.Contains(err.Error(), name) {

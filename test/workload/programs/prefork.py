@@ -2,6 +2,7 @@
 """A server that forks a worker for each of two GPUs before it uses any, and asks itself: step N VALUE for each answer."""
 
 import argparse
+import importlib.util
 import os
 import signal
 import socket
@@ -34,6 +35,9 @@ def main():
     p.add_argument("--steps", type=int, default=400)
     a = p.parse_args()
 
+    if importlib.util.find_spec("torch") is None:  # importing it here would be what the workers do
+        print("not installed: torch")
+        raise SystemExit(77)
     listeners = [socket.create_server(("127.0.0.1", 0)) for _ in range(2)]
     workers = []
     for gpu, listener in enumerate(listeners):

@@ -56,7 +56,6 @@ class Server(ThreadingHTTPServer):
     def __init__(self, port, model):
         super().__init__(("127.0.0.1", port), Handler)
         self.step = torch.compile(model, mode="reduce-overhead", fullgraph=True)
-        self.turn = threading.Lock()
         self.work = []  # CUDA graphs are one thread's
         self.ready = threading.Condition()
 
