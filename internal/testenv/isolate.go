@@ -66,7 +66,7 @@ func Simulated(t *testing.T, test func(*testing.T)) {
 // pid. Isolated needs root.
 func Isolated(t *testing.T, test func(*testing.T)) {
 	t.Helper()
-	IsolatedFor(t, 12*time.Minute, test)
+	IsolatedFor(t, 6*Soon, test)
 }
 
 // IsolatedFor is [Isolated] with a time limit of its own.

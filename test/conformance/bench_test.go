@@ -22,8 +22,8 @@ import (
 )
 
 const (
-	startTime  = 2 * time.Minute        // until a target computes: the first cuInit of a machine is slow
-	patience   = time.Minute            // for what takes at most a few seconds
+	startTime  = testenv.Soon           // until a target computes: the first cuInit of a machine is slow
+	patience   = testenv.Soon           // for what takes at most a few seconds
 	blockTime  = 700 * time.Millisecond // a call that has not returned by then blocks
 	atOnce     = 500 * time.Millisecond // for what takes a millisecond, on a busy machine
 	slowOnSim  = 3 * time.Second        // how long the simulated driver makes an operation take

@@ -50,7 +50,7 @@ func TestADriverCallHangs(t *testing.T) {
 				if err := os.WriteFile(filepath.Join(d.marks, "go"), nil, 0o600); err != nil {
 					t.Fatal(err)
 				}
-				if err := d.criu.Wait(); (err == nil) != test.goesOn {
+				if err := <-d.ended; (err == nil) != test.goesOn {
 					t.Fatalf("criu dump: %v", err)
 				}
 				testenv.Eventually(t, testenv.Soon, "the job runs, or is stopped, while the call hangs", func() bool {

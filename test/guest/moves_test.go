@@ -124,18 +124,26 @@ func anonymous(t *testing.T, job *testenv.Job) int64 {
 // waitingDump is a dump that waits at a failpoint.
 type waitingDump struct {
 	criu          *exec.Cmd
+	ended         chan error
 	images, marks string
 }
 
 func dumpUntil(t *testing.T, host *testenv.Host, job *testenv.Job, failpoint string, args ...string) waitingDump {
 	t.Helper()
-	d := waitingDump{images: testenv.NewImages(t), marks: t.TempDir()}
+	d := waitingDump{images: testenv.NewImages(t), marks: t.TempDir(), ended: make(chan error, 1)}
 	host.UseFailpoint(failpoint + "=run " + testenv.WaitsForGo(t, d.marks))
 	d.criu = host.CriuCommand("dump", d.images, append([]string{"-t", job.Root()}, args...)...)
 	if err := d.criu.Start(); err != nil {
 		t.Fatal(err)
 	}
-	waitForMark(t, d.marks)
+	go func() { d.ended <- d.criu.Wait() }()
+	testenv.Eventually(t, testenv.Soon, "the failpoint is reached, or the dump ends", func() bool {
+		return testenv.Exists(filepath.Join(d.marks, "reached")) || len(d.ended) > 0
+	})
+	if len(d.ended) > 0 {
+		log, _ := os.ReadFile(filepath.Join(d.images, "dump.log"))
+		t.Fatalf("the dump has ended before: %v\n%s", <-d.ended, testenv.CriuRun{Log: string(log)}.Lines())
+	}
 	return d
 }
 
@@ -145,7 +153,7 @@ func (d waitingDump) goOn(t *testing.T) (images string) {
 	if err := os.WriteFile(filepath.Join(d.marks, "go"), nil, 0o600); err != nil {
 		t.Fatal(err)
 	}
-	if err := d.criu.Wait(); err != nil {
+	if err := <-d.ended; err != nil {
 		t.Fatal(err)
 	}
 	return d.images
@@ -163,19 +171,13 @@ func TestALockOutlastsTheDump(t *testing.T) {
 		if err := os.WriteFile(filepath.Join(d.marks, "go"), nil, 0o600); err != nil {
 			t.Fatal(err)
 		}
-		if err := d.criu.Wait(); err == nil {
+		if err := <-d.ended; err == nil {
 			t.Error("the dump has waited for the lock")
 		}
 		host.WaitOutcome("running")
 		job.Runs()
 		job.Check()
 	})
-}
-
-// waitForMark waits until a failpoint is reached at which a dump waits.
-func waitForMark(t *testing.T, marks string) {
-	t.Helper()
-	testenv.Eventually(t, testenv.Soon, "the failpoint is reached", func() bool { return testenv.Exists(filepath.Join(marks, "reached")) })
 }
 
 // TestRanksMayLeaveItToTheDriver: if one is ahead, they are level only for moments.
@@ -341,7 +343,7 @@ func TestMovedMemoryWaitsForRoom(t *testing.T) {
 		other := host.Start(1, "--mib", "64")
 		other.Runs()
 		host.KillHook(d.criu.Process.Pid)
-		_ = d.criu.Wait()
+		<-d.ended
 		testenv.Eventually(t, testenv.Soon, "the session says what it lacks", func() bool {
 			sessions := host.Sessions()
 			return strings.Contains(sessions[len(sessions)-1].Message, "no room for its memory")
@@ -547,7 +549,7 @@ func TestTheWatcherIsKilledWhenTheDriverHasRestored(t *testing.T) {
 		if run := host.TryDump(job, testenv.NewImages(t)); run.Err == nil {
 			t.Fatal("the dump has not failed")
 		}
-		waitForMark(t, marks)
+		testenv.Eventually(t, testenv.Soon, "the failpoint is reached", func() bool { return testenv.Exists(filepath.Join(marks, "reached")) })
 		driver := host.Driver().Process(job.PID)
 		testenv.Eventually(t, testenv.Soon, "the driver has restored", func() bool {
 			state, err := driver.State(t.Context())

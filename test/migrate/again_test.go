@@ -83,7 +83,7 @@ func TestThereAndBack(t *testing.T) {
 		"cpu": {2, func(h *hosts.Host) *hosts.Job { return h.StartProgram("python3", "-c", cpuTree) }},
 	} {
 		t.Run(name, func(t *testing.T) {
-			testenv.IsolatedFor(t, 10*time.Minute, func(t *testing.T) {
+			testenv.Isolated(t, func(t *testing.T) {
 				p := hosts.New(t, hosts.Options{})
 				from, to := p.A, p.B
 				w := job.start(from)

@@ -90,7 +90,7 @@ func (w *world) breakCriu(t *testing.T) { testenv.WriteFile(t, w.broken(), "") }
 
 // TestWhatHindersTheDestinationIsNamed: the job goes on at the source, and the error says why.
 func TestWhatHindersTheDestinationIsNamed(t *testing.T) {
-	testenv.IsolatedFor(t, 10*time.Minute, func(t *testing.T) {
+	testenv.Isolated(t, func(t *testing.T) {
 		w := newWorld(t, "cuda")
 		for _, c := range causes {
 			t.Run(strings.ReplaceAll(c.name, " ", "-"), func(t *testing.T) {
@@ -211,7 +211,7 @@ func TestWhoRecoversMayBeKilledToo(t *testing.T) {
 		"dump.decided":     {"dump.close", "migrate.kill-copy", "migrate.told", "receive.heard", "restore.decided", "restore.back.unpark", "restore.close", "receive.go", "receive.say-running", "migrate.say-commit", "migrate.close"},
 	} {
 		t.Run(cutOff, func(t *testing.T) {
-			testenv.IsolatedFor(t, 10*time.Minute, func(t *testing.T) {
+			testenv.Isolated(t, func(t *testing.T) {
 				w := newWorld(t, "cuda")
 				for _, point := range points {
 					if os.Getenv(faultsVariable) == "" && point != "restore.decided" {

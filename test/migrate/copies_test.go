@@ -6,7 +6,6 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
-	"time"
 
 	"cucriu/internal/testenv"
 	"cucriu/internal/testenv/hosts"
@@ -81,7 +80,7 @@ func (c *copied) madeThere() string {
 // TestFilesAreMadeWholeOrNotAtAll: whatever goes wrong, what was made for the job goes again, and the
 // next attempt finds nothing in its way.
 func TestFilesAreMadeWholeOrNotAtAll(t *testing.T) {
-	testenv.IsolatedFor(t, 10*time.Minute, func(t *testing.T) {
+	testenv.Isolated(t, func(t *testing.T) {
 		c := newCopied(t)
 		for _, failpoint := range []string{
 			"receive.making=error", "receive.put=error", "receive.making=kill", "receive.put=kill",

@@ -121,7 +121,7 @@ func TestNoFaultLosesAJobOrMakesTwo(t *testing.T) {
 			continue
 		}
 		t.Run(point, func(t *testing.T) {
-			testenv.IsolatedFor(t, 30*time.Minute, func(t *testing.T) {
+			testenv.Isolated(t, func(t *testing.T) {
 				w := newWorld(t, "cuda")
 				for _, f := range faults {
 					if !asked(point, f) {
@@ -144,7 +144,7 @@ func TestOtherJobsSurviveToo(t *testing.T) {
 	testenv.Parallel(t)
 	for _, job := range []string{"cpu", "tree", "precopy", "memory"} {
 		t.Run(job, func(t *testing.T) {
-			testenv.IsolatedFor(t, 30*time.Minute, func(t *testing.T) {
+			testenv.Isolated(t, func(t *testing.T) {
 				w := newWorld(t, job)
 				for point, names := range usual {
 					if os.Getenv(faultsVariable) == "" && !slices.Contains([]string{"migrate.dumped", "dump.decided"}, point) {
@@ -167,7 +167,7 @@ func TestOtherJobsSurviveToo(t *testing.T) {
 
 // TestAJobSurvivesAfterItsMemoryWasCompared: what has changed is written down, and not sent yet.
 func TestAJobSurvivesAfterItsMemoryWasCompared(t *testing.T) {
-	testenv.IsolatedFor(t, 5*time.Minute, func(t *testing.T) {
+	testenv.Isolated(t, func(t *testing.T) {
 		w := newWorld(t, "memory")
 		for _, f := range faults {
 			if slices.Contains([]string{"migrate killed", "all killed", "receive and watcher killed"}, f.name) {

@@ -7,7 +7,6 @@ import (
 	"strconv"
 	"strings"
 	"testing"
-	"time"
 
 	"cucriu/internal/jobs"
 	"cucriu/internal/testenv"
@@ -17,7 +16,7 @@ import (
 // TestALongJobAndANetworkThatIsCut when the source has decided: the job goes on there once the
 // network is back.
 func TestALongJobAndANetworkThatIsCut(t *testing.T) {
-	testenv.IsolatedFor(t, 10*time.Minute, func(t *testing.T) {
+	testenv.Isolated(t, func(t *testing.T) {
 		p := hosts.New(t, hosts.Options{OneBootID: true})
 		j := startJob(t, p, p.A)
 		stop := j.watch()

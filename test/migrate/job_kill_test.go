@@ -6,7 +6,6 @@ import (
 	"path/filepath"
 	"slices"
 	"testing"
-	"time"
 
 	"cucriu/internal/jobs"
 	"cucriu/internal/testenv"
@@ -36,7 +35,7 @@ var jobSteps = []jobStep{
 
 // TestALongJobIsOnOneHostWhereverAProgramIsKilled, at each step of the move, on both hosts.
 func TestALongJobIsOnOneHostWhereverAProgramIsKilled(t *testing.T) {
-	testenv.IsolatedFor(t, 10*time.Minute, func(t *testing.T) {
+	testenv.Isolated(t, func(t *testing.T) {
 		two := hosts.HostOptions{GPUs: 2}
 		p := hosts.New(t, hosts.Options{A: two, B: two, OneBootID: true})
 		j := startJob(t, p, p.A) // its library moves, too

@@ -7,7 +7,6 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
-	"time"
 
 	"cucriu/internal/jobs"
 	"cucriu/internal/testenv"
@@ -17,7 +16,7 @@ import (
 // TestALongJobThatCannotBeResumedThereGoesOnHere, also if a program is killed while it is given
 // back.
 func TestALongJobThatCannotBeResumedThereGoesOnHere(t *testing.T) {
-	testenv.IsolatedFor(t, 10*time.Minute, func(t *testing.T) {
+	testenv.Isolated(t, func(t *testing.T) {
 		p := hosts.New(t, hosts.Options{OneBootID: true})
 		j := startJob(t, p, p.A)
 		stop := j.watch()
@@ -50,7 +49,7 @@ func TestALongJobThatCannotBeResumedThereGoesOnHere(t *testing.T) {
 // TestALongJobDoesNotResumeAnOlderCheckpointThere: the newest fails twice at the destination, and the
 // source, which has it, too, goes on from it. A person who takes the job gets what can be restored.
 func TestALongJobDoesNotResumeAnOlderCheckpointThere(t *testing.T) {
-	testenv.IsolatedFor(t, 10*time.Minute, func(t *testing.T) {
+	testenv.Isolated(t, func(t *testing.T) {
 		p := hosts.New(t, hosts.Options{OneBootID: true})
 		j := startJob(t, p, p.A)
 		p.A.Run("cucriu", "jobs", "checkpoint", "train")

@@ -287,7 +287,7 @@ var surroundingsChanges = []change{
 
 // TestWhatADestinationLacksIsFound changes a job that can come in one respect at a time.
 func TestWhatADestinationLacksIsFound(t *testing.T) {
-	testenv.IsolatedFor(t, 5*time.Minute, func(t *testing.T) {
+	testenv.Isolated(t, func(t *testing.T) {
 		host := testenv.NewHost(t, 2, "--mib-per-gpu", "512")
 		hook := hookOf(t, host)
 		job := host.Start(1, "--mib", "16")
