@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # try-image.sh DIR [SERVER...]: starts a server once, and then jobs from its checkpoint: one alone, and two at the same time on two GPUs where
-# there are two, and four on one GPU. It prints how long each takes to its first answer, and fails if an answer is not that of the first server. SERVER listens on
+# there are two, and four on one GPU. With CUCRIU_LOAD, so many seconds, clients ask those four all the time, and one is killed five times. It prints how long each takes to its first answer, and fails if an answer is not that of the first server. SERVER listens on
 # 127.0.0.1, port 8000, and answers POST /generate; by default it is a GPT-2 of 6.4 billion parameters. DIR must not exist yet; what is in it is
 # kept in memory, up to 90 GiB, and gone at the end. Needs root, a GPU, Python, curl, cucriu and criu (CUCRIU_CRIU) in PATH.
 set -euo pipefail
@@ -37,9 +37,9 @@ ask() {
 now() { date +%s%N; }
 since() { printf '%d.%03d s' $((($(now) - $1) / 1000000000)) $((($(now) - $1) / 1000000 % 1000)); }
 
-# start NAME PORT GPU: a job from the image, which answers at this port.
+# start NAME PORT GPU [OPTION...]: a job from the image, which answers at this port.
 start() {
-	CUDA_VISIBLE_DEVICES=$3 cucriu run --dir "$dir/$1" --image "$dir/first" --publish "127.0.0.1:$2:$port" --every 0 >>"$dir/$1.log" 2>&1 &
+	CUDA_VISIBLE_DEVICES=$3 cucriu run --dir "$dir/$1" --image "$dir/first" --publish "127.0.0.1:$2:$port" --every 0 "${@:4}" >>"$dir/$1.log" 2>&1 &
 	pids+=($!)
 }
 
@@ -89,6 +89,47 @@ descendants() {
 	done
 }
 
+# client NAME PORT: asks a server until the load is over, and notes how many milliseconds each answer takes, or what was wrong.
+client() {
+	local answer begun
+	until [[ -e $dir/load-over ]]; do
+		begun=$(now)
+		if answer=$(curl --silent --fail --max-time 60 -H 'Content-Type: application/json' -d '{"prompt": [1, 2, 3], "seed": 7}' "http://127.0.0.1:$2/generate"); then
+			[[ $answer == "$expected" ]] && echo $((($(now) - begun) / 1000000)) || echo "wrong: $answer"
+		else
+			echo none
+			sleep 0.1
+		fi
+	done >>"$dir/$1.answers"
+}
+
+# under_load SECONDS: two clients ask each of the four servers, of which the first is killed five times.
+under_load() {
+	local n killed clients=()
+	for n in 1 2 3 4 1 2 3 4; do
+		client "one-of-four-$n" "801$n" &
+		clients+=($!)
+	done
+	for n in 1 2 3 4 5; do
+		sleep $(($1 / 6))
+		killed=$(now)
+		kill -KILL "$(server one-of-four-1)"
+		sleep 0.5
+		[[ $(ask 8011) == "$expected" ]] || fail "one-of-four-1 answers otherwise after it was killed"
+		echo "killed for the ${n}. time, one of the four answers again after $(since "$killed")"
+	done
+	sleep $(($1 / 6))
+	touch "$dir/load-over"
+	wait "${clients[@]}"
+	for n in 1 2 3 4; do
+		sort -n "$dir/one-of-four-$n.answers" | awk -v name="one-of-four-$n" -v seconds="$1" '
+			/^[0-9]/ { ms[++n] = $1 } /none/ { none++ } /wrong/ { wrong++ }
+			END { printf "%s: %d answers in %d s, median %d ms, slowest %d ms; %d wrong, %d times none\n", name, n, seconds, ms[int((n + 1) / 2)], ms[n], wrong, none }'
+		! grep -h wrong "$dir/one-of-four-$n.answers" || fail "a wrong answer"
+		((n == 1)) || ! grep -q none "$dir/one-of-four-$n.answers" || fail "one-of-four-$n, which nobody killed, has not answered"
+	done
+}
+
 clear_up() {
 	kill -KILL "${pids[@]}" 2>/dev/null || true
 	for cmdline in $(grep -alP "sandbox-init\\x00$dir/" /proc/[0-9]*/cmdline 2>/dev/null); do # not every machine has pkill
@@ -135,13 +176,15 @@ if ((gpus > 1)); then
 fi
 begun=$(now)
 together=()
-for n in 1 2 3 4; do start "one-of-four-$n" "801$n" 0; done
+start one-of-four-1 8011 0 --restart always
+for n in 2 3 4; do start "one-of-four-$n" "801$n" 0; done
 for n in 1 2 3 4; do
 	answers "one-of-four-$n" "801$n" "$begun" &
 	together+=($!)
 done
 for n in "${together[@]}"; do wait "$n"; done
 memory one-of-four-{1,2,3,4}
+((${CUCRIU_LOAD:-0} == 0)) || under_load "$CUCRIU_LOAD"
 begun=$(now)
 cucriu jobs stop "$dir/alone" >/dev/null 2>&1 || true
 if ((gpus < 2)); then wait "${pids[0]}" || true; fi
