@@ -246,7 +246,7 @@ func TestWhereACallDoesNotEndTheDriverMovesTheMemory(t *testing.T) {
 		dumped bool
 	}{
 		"after the gate was closed":   {[]string{"lock return 600 skip 1 times 1"}, true},
-		"whenever the process stands": {aCallHasBegun("", 2, 5, 8), true},
+		"whenever the process stands": {nil, true},
 		"when the memory has moved":   {[]string{"lock return 600 skip 3 times 1"}, false},
 		"the driver cannot unlock":    {[]string{"unlock return 999 times 1"}, false},
 		"or not once it stands":       {[]string{"unlock return 999 skip 2 times 1"}, false},
@@ -255,7 +255,9 @@ func TestWhereACallDoesNotEndTheDriverMovesTheMemory(t *testing.T) {
 			testenv.Simulated(t, func(t *testing.T) {
 				host := testenv.NewHost(t, 1, "--mib-per-gpu", "200")
 				job := startWithGuest(t, host)
-				host.Faults(test.faults...)
+				if host.Faults(test.faults...); test.faults == nil {
+					host.UseFailpoint(aCallHasBegun(t, host, "", always))
+				}
 				images := testenv.NewImages(t)
 				run := host.TryDump(job, images)
 				if (run.Err == nil) != test.dumped {
@@ -279,13 +281,14 @@ func TestWhereACallDoesNotEndTheDriverMovesTheMemory(t *testing.T) {
 	}
 }
 
-// aCallHasBegun returns faults with which a lock is not had at certain turns: two of three are while the job runs, the third when
-// it stands.
-func aCallHasBegun(where string, turns ...int) (faults []string) {
-	for _, turn := range turns {
-		faults = append(faults, strings.TrimSpace(fmt.Sprintf("lock return 600 %s skip %d times 1", where, turn)))
-	}
-	return faults
+const always = 1000
+
+// aCallHasBegun returns a failpoint with which a process ("pid N"; "" for the only one) is not locked when it stands,
+// the first so many times that it does: before it is stopped, it is locked as often as that takes.
+func aCallHasBegun(t *testing.T, host *testenv.Host, of string, times int) string {
+	const script = `echo >>%[1]s/hits
+[ $(wc -l <%[1]s/hits) -gt %[2]d ] || echo 'lock return 600 %[3]s times 1' >%[4]s/faults`
+	return "dump.gated=run " + testenv.Script(t, fmt.Sprintf(script, t.TempDir(), times, of, host.Dir))
 }
 
 // TestACallBeganAsTheProcessWasStopped, past the gate: it ends when the process has run once more.
@@ -293,7 +296,7 @@ func TestACallBeganAsTheProcessWasStopped(t *testing.T) {
 	testenv.Simulated(t, func(t *testing.T) {
 		host := testenv.NewHost(t, 1, "--mib-per-gpu", "200")
 		job := startWithGuest(t, host)
-		host.Faults(aCallHasBegun("", 2, 5)...)
+		host.UseFailpoint(aCallHasBegun(t, host, "", 2))
 		images := testenv.NewImages(t)
 		moved(t, host, host.TryDump(job, images))
 		host.Faults()
@@ -521,7 +524,7 @@ func TestMovedMemoryIsSuspended(t *testing.T) {
 				host := testenv.NewHost(t, 1, "--mib-per-gpu", "200")
 				job := startWithGuest(t, host, "--spin", "stream-sync")
 				if point == "suspend.continued=kill" || point == "suspend.relocked=kill" {
-					host.Faults(aCallHasBegun("", 2)...)
+					host.Faults("lock return 600 skip 2 times 1") // when it stands
 				}
 				if point != "" {
 					if out, err := testenv.Failing(t, host, point, "suspend", "-p", job.Root()); err == nil {

@@ -236,13 +236,10 @@ func TestTheLibraryOfOneCannotMoveItsMemory(t *testing.T) {
 			testenv.Simulated(t, func(t *testing.T) {
 				host := testenv.NewHost(t, 2, "--mib-per-gpu", "400")
 				job := startSharing(t, host, sharers["handles"]...)
-				inACall := func(turns ...int) {
-					faults := strings.Join(aCallHasBegun(fmt.Sprintf("pid %d", job.MustStatus(i).PID), turns...), "\n")
-					host.UseFailpoint("dump.move=run " + testenv.Script(t, fmt.Sprintf("echo '%s' >%s/faults", faults, host.Dir)))
-				}
-				inACall(0, 3, 6) // whenever the process stands
+				of := fmt.Sprintf("pid %d", job.MustStatus(i).PID)
+				host.UseFailpoint(aCallHasBegun(t, host, of, always))
 				goesOnUndumped(t, host, job, "a call to the driver did not return")
-				inACall(0)
+				host.UseFailpoint(aCallHasBegun(t, host, of, 1))
 				images := testenv.NewImages(t)
 				moved(t, host, host.TryDump(job, images))
 				host.Restore(images)
