@@ -1,8 +1,10 @@
 #!/usr/bin/env bash
-# try-image.sh DIR [SERVER...]: starts a server once, and then jobs from its checkpoint: one alone, and two at the same time on two GPUs where
-# there are two, and four on one GPU. With CUCRIU_LOAD, so many seconds, clients ask those four all the time, and one is killed five times. It prints how long each takes to its first answer, and fails if an answer is not that of the first server. SERVER listens on
-# 127.0.0.1, port 8000, and answers POST /generate; by default it is a GPT-2 of 6.4 billion parameters. DIR must not exist yet; what is in it is
-# kept in memory, up to 90 GiB, and gone at the end. Needs root, a GPU, Python, curl, cucriu and criu (CUCRIU_CRIU) in PATH.
+# try-image.sh DIR [SERVER...]: starts a server once, and then jobs from its checkpoint: one alone, and two at the same time on two GPUs
+# where there are two, and four on one GPU. It prints how long each takes to its first answer, and fails if an answer is not that of the
+# first server. SERVER listens on 127.0.0.1, port 8000, and answers POST /generate; by default it is a GPT-2 of 6.4 billion parameters.
+# DIR must not exist yet; what is in it is kept in memory, up to 90 GiB, and gone at the end. With CUCRIU_LOAD, clients ask those four for so
+# many seconds, and one is killed five times. With CUCRIU_ON_DISK=1, DIR stays on disk, and one job is started with nothing in the page cache.
+# Needs root, a GPU, Python, curl, cucriu and criu (CUCRIU_CRIU) in PATH.
 set -euo pipefail
 # What is killed becomes an orphan: see try-names.sh.
 if [[ -z ${REAPS-} ]]; then
@@ -15,7 +17,7 @@ repo=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd -P)
 port=8000
 (($# > 0)) || set -- python3 "$repo/test/workload/programs/gpt2_server.py" --port "$port" --width 4096 --layers 32
 mkdir "$dir"
-mount -t tmpfs -o mode=0700,size=80% tmpfs "$dir"
+[[ ${CUCRIU_ON_DISK-} ]] || mount -t tmpfs -o mode=0700,size=80% tmpfs "$dir"
 dir=$(cd "$dir" && pwd -P)
 gpus=$({ nvidia-smi -L 2>/dev/null || true; } | wc -l)
 
@@ -154,10 +156,25 @@ echo "checkpoint: $(since "$begun"), $(du -sh "$dir/first/checkpoints/000001" | 
 cucriu jobs stop "$dir/first" >/dev/null
 wait "$first" || true
 
+# from_disk: has nothing of the image in the page cache, and prints how long reading it takes.
+from_disk() {
+	local begun
+	sync
+	for _ in 1 2; do
+		echo 3 >/proc/sys/vm/drop_caches
+		begun=$(now)
+		find "$dir/first/checkpoints/000001" -type f -print0 | xargs -0 -P 4 -n 1 cat >/dev/null
+		echo "reading the image, four files at a time: $(since "$begun")"
+	done
+	echo 3 >/proc/sys/vm/drop_caches
+}
+
+[[ ! ${CUCRIU_ON_DISK-} ]] || from_disk
 begun=$(now)
 start alone 8001 0
 answers alone 8001 "$begun"
 memory alone
+[[ ! ${CUCRIU_ON_DISK-} ]] || exit 0
 if ((gpus > 1)); then
 	cucriu jobs stop "$dir/alone" >/dev/null
 	wait "${pids[0]}" || true
