@@ -194,7 +194,7 @@ func (s *checkpointer) checkpointBy(ctx context.Context, base, reason string, en
 		Dir: filepath.Dir(s.seenOutput()), Output: s.tail.movedFrom(s.outputPath()), OwnNetwork: s.sandbox.OwnNetwork,
 	}
 	if from := s.record.Image; from != nil {
-		of.Private, of.Parts, of.Kept = from.Private, from.Parts, from.Kept
+		of.Private = from.Private
 	}
 	if of.BootID, err = proc.BootID(); err != nil {
 		return store.Checkpoint{}, err

@@ -39,13 +39,8 @@ func checkHere(ctx context.Context, s *core) error {
 		}
 	}
 	if from := s.record.Image; from != nil && !s.runsOn {
-		runDir := resolve(s.hook.Config.RunDir)
-		dirs := from.copies()
-		if len(from.Kept) > 0 && s.record.hostPath(runDir) != runDir { // since, it was made anew
-			dirs = append(dirs, from.Private...)
-		}
-		for _, dir := range dirs {
-			if isBelow(runDir, dir) {
+		for _, dir := range from.Private {
+			if isBelow(resolve(s.hook.Config.RunDir), dir) {
 				return &ImageError{from.Path, fault.New(fmt.Sprintf("the job gets a copy of %s, which hides the run directory %s",
 					dir, s.hook.Config.RunDir), "let the job write in a directory of its own, or set CUCRIU_RUN_DIR elsewhere")}
 			}

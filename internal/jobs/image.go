@@ -157,8 +157,9 @@ func exceptOwn(dir string, except func(path string) bool) func(path string) bool
 	of, _ := inside.ReadStaged(dir) // an image that cannot be read has other findings
 	own := append([]string{filepath.Dir(filepath.Dir(dir)), of.Dir, aboutDir}, of.Private...)
 	return func(path string) bool {
-		in := deepest(path, own)
-		return except(path) || in != "" && in != "/" && len(in) >= len(deepest(path, of.Kept))
+		return except(path) || slices.ContainsFunc(own, func(dir string) bool {
+			return dir != "" && dir != "/" && isBelow(path, dir)
+		})
 	}
 }
 

@@ -42,13 +42,9 @@ type origin struct {
 	Path  string `json:"path"`  // of the image, a checkpoint of a long job or the image of a dump
 	ID    string `json:"id"`    // see [image.Image.ID]
 	// Dir is the directory that the job of the image had, as it saw it; "" if it was no long job.
-	Dir        string `json:"dir"`
-	PrivateTmp bool   `json:"private_tmp,omitempty"`
-	// Private are directories that the job has for itself: it has that of number n in D/private/n. They are copies,
-	// but for those around one of Parts: a copy of that, and what the host has beside it, which is Kept.
-	Private []string `json:"private,omitempty"`
-	Parts   []string `json:"parts,omitempty"`
-	Kept    []string `json:"kept,omitempty"`
+	Dir        string   `json:"dir"`
+	PrivateTmp bool     `json:"private_tmp,omitempty"`
+	Private    []string `json:"private,omitempty"` // directories; the copy of number n is in D/private/n
 	// Addresses are those at which the image and the job's checkpoints have sockets, beside loopback addresses, and those
 	// of the job of the image. A network of the job's own has them.
 	Addresses []netip.Addr `json:"addresses,omitempty"`
@@ -98,10 +94,7 @@ func recordFrom(o Options) (record, error) {
 	}
 	if err == nil {
 		from.Asked = o.Image
-		var dirs []string
-		dirs, err = privateDirs(c, from, o)
-		private, parts := keepApart(dirs)
-		from.Private, from.Parts = private, append(from.Parts, parts...)
+		from.Private, err = privateDirs(c, from.Dir, o)
 	}
 	_, of := ownerOf(path)
 	if err == nil {
@@ -113,9 +106,6 @@ func recordFrom(o Options) (record, error) {
 	r := record{
 		Version: recordVersion, Name: cmp.Or(o.Name, filepath.Base(o.Dir)), Dir: o.Dir, Command: []string{c.Command},
 		WorkDir: "/", Image: &from, Begun: time.Now().UTC(),
-	}
-	if len(from.Parts) > 0 {
-		r.Version = partsVersion
 	}
 	if len(of.Command) > 0 { // else only its name is known
 		r.Command, r.WorkDir = of.Command, of.WorkDir
@@ -182,7 +172,6 @@ func readOrigin(path string) (c store.Checkpoint, from origin, err error) {
 		return c, from, err
 	}
 	dir, owner := ownerOf(path)
-	from.Parts, from.Kept = of.Parts, of.Kept
 	if len(of.Private) > 0 && dir == "" {
 		return c, from, fault.New("it is a copy of a checkpoint whose job has files of its own, which are not here",
 			"name the directory of that job")
@@ -201,7 +190,7 @@ func readOrigin(path string) (c store.Checkpoint, from origin, err error) {
 
 // own lists the directories in which the job has files of its own.
 func (from *origin) own() []string {
-	own := append([]string{shm}, from.copies()...)
+	own := append([]string{shm}, from.Private...)
 	if from.Dir != "" {
 		own = append(own, from.Dir)
 	}
@@ -232,7 +221,7 @@ func StartFrom(image string) (Start, error) {
 		err = checkUnchanged(c, asItIs)
 	}
 	if err == nil {
-		from.Private, err = privateDirs(c, from, Options{})
+		from.Private, err = privateDirs(c, from.Dir, Options{})
 	}
 	if err != nil {
 		return Start{}, err
@@ -269,44 +258,24 @@ func (from *origin) shown(dir string) (shown []sandbox.Shown, err error) {
 	if err != nil {
 		return nil, err
 	}
-	r, at := record{Dir: own, Image: from}, cmp.Or(from.Dir, own)
-	for _, path := range append([]string{at, own}, from.Private...) {
-		if there := r.hostPath(path); there != path {
-			err = os.MkdirAll(there, 0o755)
+	for _, at := range append([]string{cmp.Or(from.Dir, own)}, from.Private...) {
+		if err := makeMissing(at, 0o700); err != nil {
+			return nil, err
 		}
-		if err == nil && r.hostPath(filepath.Dir(path)) == filepath.Dir(path) {
-			err = makeMissing(path, 0o700)
-		}
+	}
+	if dir = own; from.Dir != "" {
+		at, err := filepath.EvalSymlinks(from.Dir)
 		if err != nil {
 			return nil, err
 		}
-	}
-	if r.hostPath(at) == at {
-		if at, err = filepath.EvalSymlinks(at); err != nil {
-			return nil, err
+		if at != own {
+			shown = append(shown, sandbox.Shown{Dir: own, At: at})
 		}
 	}
-	var copies []sandbox.Shown
-	for n, private := range from.Private {
-		s := sandbox.Shown{Dir: filepath.Join(own, privateDir, strconv.Itoa(n)), At: private}
-		for _, path := range from.Kept {
-			if isBelow(path, private) {
-				s.Kept = append(s.Kept, strings.TrimPrefix(path, private+"/"))
-			}
-		}
-		if r.hostPath(own) != own && isBelow(own, private) {
-			s.Kept = append(s.Kept, strings.TrimPrefix(own, private+"/"))
-		}
-		if len(s.Kept) > 0 { // it may be around the others
-			shown = append(shown, s)
-		} else {
-			copies = append(copies, s)
-		}
+	for n, at := range from.Private {
+		shown = append(shown, sandbox.Shown{Dir: filepath.Join(dir, privateDir, strconv.Itoa(n)), At: at})
 	}
-	if at != own {
-		shown = append(shown, sandbox.Shown{Dir: own, At: at})
-	}
-	return append(shown, copies...), nil
+	return shown, nil
 }
 
 // makeMissing makes a directory, and those above it for everybody, and follows no symbolic link.
@@ -325,12 +294,12 @@ func (r record) hostPath(path string) string {
 	if r.Image == nil {
 		return path
 	}
-	private := deepest(path, r.Image.Private)
-	if private == "" || len(deepest(path, r.Image.Kept)) > len(private) {
-		return path
+	for n, private := range r.Image.Private {
+		if isBelow(path, private) {
+			return filepath.Join(r.Dir, privateDir, strconv.Itoa(n), strings.TrimPrefix(path, private))
+		}
 	}
-	n := slices.Index(r.Image.Private, private)
-	return filepath.Join(r.Dir, privateDir, strconv.Itoa(n), strings.TrimPrefix(path, private))
+	return path
 }
 
 // refuseAround fails if one of these directories, of which a job from an image of this one is to get copies, has in it one
@@ -341,7 +310,7 @@ func (r record) refuseAround(dirs []string) error {
 	}
 	for _, private := range r.Image.Private {
 		for _, dir := range dirs {
-			if !slices.Contains(dirs, private) && isBelow(private, dir) {
+			if dir != private && isBelow(private, dir) {
 				return fault.New(fmt.Sprintf("each job from the image gets a copy of %s, in which the job of the image has "+
 					"%s of its own", dir, private), "name directories with --private that do not contain that one")
 			}
@@ -417,11 +386,7 @@ func (s *starter) startFromImage(ctx context.Context) error {
 	}
 	message := fmt.Sprintf("%s: from image %s of %s", s.record.Name, from.Path, age(c))
 	s.tell(s.steps.event(Event{Event: EventStarted, Message: message}))
-	own := strings.Join(from.own(), ", ")
-	if around := from.around(); len(around) > 0 {
-		own += ", and what it makes in " + strings.Join(around, ", ")
-	}
-	s.inform("the job has files of its own in " + own + "; it shares all others with the host")
+	s.inform("the job has files of its own in " + strings.Join(from.own(), ", ") + "; it shares all others with the host")
 	if with, err := image.ReadOptions(c.Dir); err == nil && len(with.Pipes) > 0 {
 		s.inform("the job of the image wrote into pipes; this one writes to " + s.outputPath() + " instead")
 	}

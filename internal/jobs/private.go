@@ -34,7 +34,7 @@ import (
 // privateDirs lists the directories of which a job needs copies: those of the files that the image was writing, of its
 // named pipes and UNIX sockets, those that were private to the job of the image, and what the user names. A directory in
 // another one of them is part of that.
-func privateDirs(c store.Checkpoint, from origin, o Options) ([]string, error) {
+func privateDirs(c store.Checkpoint, jobDir string, o Options) ([]string, error) {
 	written, trees, err := writtenIn(c)
 	if err != nil {
 		return nil, err
@@ -63,17 +63,14 @@ func privateDirs(c store.Checkpoint, from origin, o Options) ([]string, error) {
 		dirs = append(dirs, filepath.Dir(path))
 	}
 	slices.Sort(dirs)
-	from.Private = of.Private
-	around := from.around() // the job of the image has it for itself, and D is not in that
 	var all []string
 	for _, dir := range dirs {
-		in := deepest(dir, all)
-		isCovered := in != "" && len(in) >= len(deepest(dir, from.Kept))
-		if isCovered || deepest(dir, trees) != "" || from.Dir != "" && isBelow(resolve(dir), from.Dir) {
+		isIn := func(of string) bool { return of != "" && isBelow(dir, of) }
+		if jobDir != "" && isBelow(resolve(dir), jobDir) || slices.ContainsFunc(append(trees, all...), isIn) {
 			continue
 		}
-		for _, other := range []string{o.Dir, from.Dir} {
-			if other != "" && isBelow(resolve(other), dir) && !slices.Contains(around, dir) {
+		for _, other := range []string{o.Dir, jobDir} {
+			if other != "" && isBelow(resolve(other), dir) {
 				return nil, fault.New(fmt.Sprintf("each job from the image gets a copy of %s, and %s is in it", dir, other),
 					"let the job write in a directory of its own; name a --dir elsewhere")
 			}
@@ -165,19 +162,9 @@ func (s *starter) layOut(ctx context.Context, c store.Checkpoint) (fresh bool, e
 		return false, err
 	}
 	for n, dir := range from.Private {
-		at, to := owner.hostPath(dir), filepath.Join(partial, strconv.Itoa(n))
-		if at == dir && !slices.Contains(from.copies(), dir) {
-			kept, err := s.layOutTemporary(ctx, c, dir, to)
-			if err != nil {
-				return false, err
-			}
-			from.Kept = append(slices.DeleteFunc(from.Kept, func(path string) bool { return isBelow(path, dir) }), kept...)
-		} else if err := s.copyPrivate(ctx, c, at, dir, to); err != nil {
+		if err := s.copyPrivate(ctx, c, owner.hostPath(dir), dir, filepath.Join(partial, strconv.Itoa(n))); err != nil {
 			return false, fmt.Errorf("private copy of %s: %w", dir, err)
 		}
-	}
-	if err := s.record.write(s.Dir); err != nil {
-		return false, err
 	}
 	err = syncAll(partial) // later starts take what is there
 	if err == nil {
@@ -205,9 +192,6 @@ const copyTries = 3
 // copyPrivate copies a directory, with all that is in its file system. The job knows it as seen.
 func (s *starter) copyPrivate(ctx context.Context, c store.Checkpoint, dir, seen, to string) error {
 	from, err := openWithoutLinks(dir)
-	if errors.Is(err, fs.ErrNotExist) && dir == seen {
-		return s.makeGone(c, seen, to)
-	}
 	if err != nil {
 		return err
 	}
@@ -253,17 +237,6 @@ func (s *starter) copyPrivate(ctx context.Context, c store.Checkpoint, dir, seen
 			return nil
 		}
 	}
-}
-
-// makeGone makes a directory that the host does not have any more, as that of a program that has removed it at its
-// end. What was in it comes from the checkpoint, or not at all. No other user of the host can enter it.
-func (s *starter) makeGone(c store.Checkpoint, seen, to string) error {
-	s.say(fmt.Sprintf("%s is gone on this host: the job has there what its checkpoint holds, and nothing else", seen))
-	as, err := rootUser(c)
-	if err != nil {
-		return err
-	}
-	return cmp.Or(os.Mkdir(to, 0o755), os.Chown(to, int(as.Uid), int(as.Gid)))
 }
 
 // openWithoutLinks opens a directory so that no symbolic link leads elsewhere, whoever puts it there and when.

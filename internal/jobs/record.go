@@ -48,14 +48,11 @@ type finished struct {
 	At     time.Time `json:"at"`
 }
 
-const (
-	recordVersion = 1
-	partsVersion  = 2 // of a job whose private directories may be no whole copies, see [origin]
-)
+const recordVersion = 1
 
 // recordKind is one whose record may have another name yet: see [describeAs].
 var recordKind = records.Kind[record]{
-	Version: partsVersion,
+	Version: recordVersion,
 	Remedy:  "restore it from a backup; or, if the job has not finished, move it away and name the command to cucriu run again: the job resumes from its checkpoints",
 	Check: func(r *record) error {
 		if r.Version < recordVersion || len(r.Command) == 0 {

@@ -23,33 +23,9 @@ import (
 func (w *world) from() *world {
 	w.t.Helper()
 	job := worldOn(w.t, w.host)
-	job.work = job.copyOf(w.work)
+	job.work = filepath.Join(job.dir, "private", "0") // the copy of what the job of the image has at w.work
 	job.cuda = strings.Replace(w.cuda, w.work, job.work, 1)
 	return job
-}
-
-// copyOf returns where a job from an image has its copy of the first private directory: in its own of the temporary
-// directory, if that is in one, as tests' directories usually are.
-func (w *world) copyOf(path string) string {
-	top := path
-	for dir := filepath.Dir(path); dir != "/"; dir = filepath.Dir(dir) {
-		if info, err := os.Stat(dir); err == nil && info.Mode()&fs.ModeSticky != 0 {
-			top = dir
-		}
-	}
-	return filepath.Join(w.dir, "private", "0", strings.TrimPrefix(path, top))
-}
-
-// outsideOfTemporary is [newWorld] whose job writes where not everybody may: its directory is no part of a temporary one.
-func outsideOfTemporary(t *testing.T) *world {
-	t.Helper()
-	const parent = "/mnt/parent" // in this test's namespace
-	must(t, unix.Mount("tmpfs", "/mnt", "tmpfs", 0, "mode=0755"))
-	w := newWorld(t)
-	w.work = parent + "/work"
-	must(t, os.MkdirAll(w.work, 0o755))
-	w.host.Setenv(jobVariable, w.work)
-	return w
 }
 
 // startFrom starts the job of a world that [world.from] has made of an image.
@@ -367,7 +343,7 @@ func (w *world) surviveKilledStart(step string, k who) {
 // directory is copied and before the copy is shown.
 func TestNoLinkLeadsTheCopyOfADirectoryElsewhere(t *testing.T) {
 	testenv.Simulated(t, func(t *testing.T) {
-		w := outsideOfTemporary(t)
+		w := newWorld(t)
 		original := w.run(once...)
 		w.ticks(3)
 		original.verified(1)

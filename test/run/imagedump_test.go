@@ -31,7 +31,7 @@ func TestADumpStartsJobsWhileItsFilesAreUnchanged(t *testing.T) {
 		before := content(t, image)
 		fresh := func() *world {
 			w := worldOn(t, host)
-			w.work = w.copyOf(job.Dirs[0])
+			w.work = filepath.Join(w.dir, "private", "0") // the copy of the job's directory
 			w.cuda = w.work
 			return w
 		}

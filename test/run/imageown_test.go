@@ -45,7 +45,10 @@ func TestNoJobTakesThePrivateFilesOfAnother(t *testing.T) {
 // TestAPrivateDirectoryIsNotReplacedByTheHosts in the jobs that are started from an image of a job from an image.
 func TestAPrivateDirectoryIsNotReplacedByTheHosts(t *testing.T) {
 	testenv.Simulated(t, func(t *testing.T) {
-		w := outsideOfTemporary(t)
+		w := newWorld(t)
+		w.work = filepath.Join(w.work, "below")
+		must(t, os.Mkdir(w.work, 0o755))
+		w.host.Setenv(jobVariable, w.work)
 		original, _ := w.imageOf()
 		job := w.from()
 		r := job.startsFrom(w)
@@ -91,98 +94,6 @@ func TestALinkOnTheWayToTheJobOfAnImage(t *testing.T) {
 			r.ticksOn()
 			r.w.stop(0)
 			r.ends(0)
-		}
-	})
-}
-
-// TestAJobKeepsWhatTheHostRemoves of that of which it has its own: the kernel unmounts what is mounted on a directory
-// that is removed. Programs remove their temporary directories when they end.
-func TestAJobKeepsWhatTheHostRemoves(t *testing.T) {
-	testenv.Simulated(t, func(t *testing.T) {
-		w := newMixedWorld(t)
-		original, _ := w.imageOf()
-		job := w.from()
-		r := job.startsFrom(w)
-		w.stop(0)
-		original.ends(0)
-		must(t, os.RemoveAll(w.work))
-		r.ticksOn()
-		job.checks()
-		r.signal(unix.SIGTERM)
-		r.ends(requeue)
-		r = job.again()
-		r.resumed("000001")
-		job.checks()
-
-		r.w.stop(0)
-		r.ends(0)
-		if testenv.Exists(w.work) {
-			t.Error("the directory is there again")
-		}
-	})
-}
-
-// TestAnImageOutlivesTheSocketsOfItsJob, whose directory the job has removed at its end.
-func TestAnImageOutlivesTheSocketsOfItsJob(t *testing.T) {
-	testenv.Simulated(t, func(t *testing.T) {
-		const program = `
-import os, socket, sys, time
-path = sys.argv[1] + "/listener"
-listener = socket.socket(socket.AF_UNIX)
-listener.bind(path)
-listener.listen()
-while True:
-    client = socket.socket(socket.AF_UNIX)
-    try:
-        client.connect(path)
-        listener.accept()[0].close()
-        print("connected", flush=True)
-    except OSError as err:
-        print("lost:", err, flush=True)
-    client.close()
-    time.sleep(0.02)
-`
-		w := emptyWorld(t)
-		sockets := filepath.Join(t.TempDir(), "sockets")
-		must(t, os.Mkdir(sockets, 0o700))
-		w.command = []string{"python3", "-c", program, sockets}
-		connects := func(w *world) {
-			t.Helper()
-			before := len(w.output())
-			testenv.Eventually(t, testenv.Soon, "it connects to its own socket", func() bool {
-				return strings.Contains(w.output()[before:], "connected\nconnected")
-			})
-			if strings.Contains(w.output(), "lost") {
-				t.Fatalf("%s", w.output())
-			}
-		}
-		original := w.run("--every", "0")
-		original.says("D: python3")
-		connects(w)
-		w.checkpoint()
-		jobs, runs := []*world{w.from()}, []*run{nil}
-		runs[0] = jobs[0].startFrom(w)
-		runs[0].says("from image")
-		original.signal(unix.SIGTERM)
-		original.ends(requeue)
-		must(t, os.RemoveAll(sockets))
-
-		jobs = append(jobs, w.from())
-		runs = append(runs, jobs[1].startFrom(w))
-		runs[1].says(sockets + " is gone on this host")
-		runs[1].says("from image")
-		for i, job := range jobs {
-			connects(job)
-			runs[i].signal(unix.SIGTERM)
-			runs[i].ends(requeue)
-			runs[i] = job.again()
-			runs[i].says("D resumes from checkpoint 000001")
-			connects(job)
-			runs[i].signal(unix.SIGTERM)
-			runs[i].ends(requeue)
-		}
-		if testenv.Exists(sockets) {
-			t.Error("the directory is there again")
 		}
 	})
 }

@@ -128,11 +128,8 @@ type Staged struct {
 	Clocks sandbox.Clocks `json:"clocks"`
 	// Dir is the directory of the job as the job sees it; empty in an image of an earlier version.
 	Dir string `json:"dir,omitempty"`
-	// Private are the directories that the job has for itself: elsewhere its files are not. Parts and Kept are what
-	// it has and has not of them if they are no copies.
+	// Private are the directories of which the job has copies of its own: elsewhere its files are not.
 	Private []string `json:"private,omitempty"`
-	Parts   []string `json:"parts,omitempty"`
-	Kept    []string `json:"kept,omitempty"`
 	// OwnNetwork says that the job had another network than the host.
 	OwnNetwork bool `json:"own_network,omitempty"`
 	// Terminal is criu's name for the job's terminal; empty if it had none.

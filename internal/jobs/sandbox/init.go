@@ -6,7 +6,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"io/fs"
 	"math"
 	"os"
 	"os/signal"
@@ -197,10 +196,7 @@ func (s Shown) mount() error {
 		return err
 	}
 	defer at.Close()
-	if err := unix.Mount(proc.PathIn(dir, ""), proc.PathIn(at, ""), "", unix.MS_BIND, ""); err != nil {
-		return err
-	}
-	if err := s.keep(at); err != nil || !s.ReadOnly {
+	if err := unix.Mount(proc.PathIn(dir, ""), proc.PathIn(at, ""), "", unix.MS_BIND, ""); err != nil || !s.ReadOnly {
 		return err
 	}
 	err = unix.MountSetattr(unix.AT_FDCWD, s.At, 0, &unix.MountAttr{Attr_set: unix.MOUNT_ATTR_RDONLY})
@@ -211,42 +207,6 @@ func (s Shown) mount() error {
 		err = errors.Join(err, unix.Unmount(s.At, unix.MNT_DETACH))
 	}
 	return err
-}
-
-// keep shows what of a directory is not hidden.
-func (s Shown) keep(hidden *os.File) error {
-	if len(s.Kept) == 0 {
-		return nil
-	}
-	seen, err := durable.OpenDir(s.At)
-	if err != nil {
-		return err
-	}
-	defer seen.Close()
-	for _, path := range s.Kept {
-		if err := bindIn(hidden, seen, path); err != nil && !errors.Is(err, fs.ErrNotExist) && !errors.Is(err, unix.ENOTDIR) {
-			return fmt.Errorf("keep %s: %w", path, err)
-		}
-	}
-	return nil
-}
-
-// bindIn mounts what is at a path in a directory, with all that is mounted there, at the same path in another. It
-// follows no symbolic link. That it is a directory in one of them only is an ENOTDIR.
-func bindIn(from, to *os.File, path string) error {
-	var files [2]*os.File
-	for i, dir := range []*os.File{from, to} {
-		fd, err := unix.Openat2(int(dir.Fd()), path, &unix.OpenHow{
-			Flags: unix.O_PATH | unix.O_NOFOLLOW | unix.O_CLOEXEC, Resolve: unix.RESOLVE_BENEATH | unix.RESOLVE_NO_SYMLINKS,
-		})
-		if err != nil {
-			return err
-		}
-		files[i] = os.NewFile(uintptr(fd), path)
-		defer files[i].Close()
-	}
-	path0, path1 := strings.TrimSuffix(proc.PathIn(files[0], ""), "/"), strings.TrimSuffix(proc.PathIn(files[1], ""), "/")
-	return unix.Mount(path0, path1, "", unix.MS_BIND|unix.MS_REC, "")
 }
 
 // remountReadOnly makes a mount read-only. It names the others of its flags, which would go otherwise.

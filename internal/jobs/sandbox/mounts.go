@@ -28,8 +28,7 @@ func mounts(pid int) (all []mount, err error) {
 	infos, err := procfs.GetProcMounts(pid)
 	for _, i := range infos {
 		_, follows := i.OptionalFields["master"]
-		root := strings.TrimSuffix(i.Root, "//deleted") // what is mounted may be removed where it is
-		all = append(all, mount{i.MountID, i.ParentID, i.MajorMinorVer, root, i.MountPoint, i.FSType, follows})
+		all = append(all, mount{i.MountID, i.ParentID, i.MajorMinorVer, i.Root, i.MountPoint, i.FSType, follows})
 	}
 	return all, err
 }

@@ -71,8 +71,6 @@ type Shown struct {
 	At       string `json:"at"` // an existing directory; no symbolic link is on the way to either
 	ReadOnly bool   `json:"read_only,omitempty"`
 	Optional bool   `json:"optional,omitempty"` // the job runs without it where it cannot be shown
-	// Kept are what is seen there of what it hides, if that is there: paths in both.
-	Kept []string `json:"kept,omitempty"`
 }
 
 // Start is a job to be started in a sandbox.
