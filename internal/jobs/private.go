@@ -192,6 +192,9 @@ const copyTries = 3
 // copyPrivate copies a directory, with all that is in its file system. The job knows it as seen.
 func (s *starter) copyPrivate(ctx context.Context, c store.Checkpoint, dir, seen, to string) error {
 	from, err := openWithoutLinks(dir)
+	if errors.Is(err, fs.ErrNotExist) && dir == seen {
+		return s.makeGone(c, seen, to)
+	}
 	if err != nil {
 		return err
 	}
@@ -237,6 +240,17 @@ func (s *starter) copyPrivate(ctx context.Context, c store.Checkpoint, dir, seen
 			return nil
 		}
 	}
+}
+
+// makeGone makes a directory that the host does not have any more, as that of a program that has removed it at its
+// end. What was in it comes from the checkpoint, or not at all. Who else could enter it is not known.
+func (s *starter) makeGone(c store.Checkpoint, seen, to string) error {
+	s.say(seen + " is gone on this host: the job has there what its checkpoint holds, and nothing else")
+	as, err := rootUser(c)
+	if err != nil {
+		return err
+	}
+	return cmp.Or(os.Mkdir(to, 0o700), os.Chown(to, int(as.Uid), int(as.Gid)))
 }
 
 // openWithoutLinks opens a directory so that no symbolic link leads elsewhere, whoever puts it there and when.

@@ -30,6 +30,11 @@ func (s *core) programUser(c store.Checkpoint) (*syscall.Credential, error) {
 	if len(s.OnStart)+len(s.OnStarted) == 0 {
 		return nil, nil
 	}
+	return rootUser(c)
+}
+
+// rootUser returns as whom the root process of a checkpoint ran.
+func rootUser(c store.Checkpoint) (*syscall.Credential, error) {
 	all, err := criuimage.ReadCredentials(c.Dir)
 	for _, of := range all {
 		if of.TID == c.RootPID {

@@ -97,3 +97,60 @@ func TestALinkOnTheWayToTheJobOfAnImage(t *testing.T) {
 		}
 	})
 }
+
+// TestAnImageOutlivesTheSocketsOfItsJob, whose directory the job has removed at its end.
+func TestAnImageOutlivesTheSocketsOfItsJob(t *testing.T) {
+	testenv.Simulated(t, func(t *testing.T) {
+		const program = `
+import os, socket, sys, time
+path = sys.argv[1] + "/listener"
+listener = socket.socket(socket.AF_UNIX)
+listener.bind(path)
+listener.listen()
+while True:
+    client = socket.socket(socket.AF_UNIX)
+    try:
+        client.connect(path)
+        listener.accept()[0].close()
+        print("connected", flush=True)
+    except OSError as err:
+        print("lost:", err, flush=True)
+    client.close()
+    time.sleep(0.02)
+`
+		w := emptyWorld(t)
+		sockets := filepath.Join(t.TempDir(), "sockets")
+		must(t, os.Mkdir(sockets, 0o700))
+		w.command = []string{"python3", "-c", program, sockets}
+		connects := func(w *world) {
+			t.Helper()
+			before := len(w.output())
+			testenv.Eventually(t, testenv.Soon, "it connects to its own socket", func() bool {
+				return strings.Contains(w.output()[before:], "connected\nconnected")
+			})
+			if strings.Contains(w.output(), "lost") {
+				t.Fatalf("%s", w.output())
+			}
+		}
+		original := w.run("--every", "0")
+		original.says("D: python3")
+		connects(w)
+		w.checkpoint()
+		original.signal(unix.SIGTERM)
+		original.ends(requeue)
+		must(t, os.RemoveAll(sockets))
+
+		job := w.from()
+		r := job.startFrom(w)
+		r.says(sockets + " is gone on this host")
+		r.says("from image")
+		connects(job)
+		r.signal(unix.SIGTERM)
+		r.ends(requeue)
+		r = job.again()
+		r.says("D resumes from checkpoint 000001")
+		connects(job)
+		r.signal(unix.SIGTERM)
+		r.ends(requeue)
+	})
+}
