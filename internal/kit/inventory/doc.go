@@ -1,6 +1,8 @@
 // Package inventory knows what the processes of a tree have: descriptors ([Process.Open]), mappings
-// ([Process.Mapped]), links, sockets, namespaces and mounts. It reads each of these once, and whoever asks about a
-// process asks here. It changes nothing, judges nothing, and knows neither criu nor a session.
+// ([Process.Mapped]), links, sockets, namespaces and mounts. It reads each of these once. Who asks about the
+// processes of a tree asks here: core/inspect, core/stages, hooks/checkpoint, jobs/inside, kit/files and migrate. Who
+// asks for one descriptor or one network, of whomever, asks package proc. It changes nothing, judges nothing, and knows
+// neither criu nor a session.
 //
 // A tree is looked at twice:
 //

@@ -14,6 +14,10 @@
 //
 // Each asks [May] with what it has seen, and finds its own words for a refusal. What it sees is a [Fact] about one job,
 // and forbids no start of another; only numbers are had once in a pid namespace, whoever has them.
+//
+// What else two jobs from an image cannot both have is decided where it is known: addresses and ports, once in a
+// network, by AddressFindings of core/inspect; files, which are shared unless the job gets copies, by privateDirs of
+// package jobs.
 package twice
 
 import "fmt"
