@@ -193,7 +193,7 @@ const copyTries = 3
 func (s *starter) copyPrivate(ctx context.Context, c store.Checkpoint, dir, seen, to string) error {
 	from, err := openWithoutLinks(dir)
 	if errors.Is(err, fs.ErrNotExist) && dir == seen {
-		return s.makeGone(c, seen, to)
+		return s.makeGone(c, seen, to, err)
 	}
 	if err != nil {
 		return err
@@ -243,13 +243,31 @@ func (s *starter) copyPrivate(ctx context.Context, c store.Checkpoint, dir, seen
 }
 
 // makeGone makes a directory that the host does not have any more, as that of a program that has removed it at its
-// end. What was in it comes from the checkpoint, or not at all. Who else could enter it is not known.
-func (s *starter) makeGone(c store.Checkpoint, seen, to string) error {
-	s.say(seen + " is gone on this host: the job has there what its checkpoint holds, and nothing else")
+// end, if the job needs only sockets there, which criu makes. Files would be missing: their disk may not be mounted
+// (gone says what the host has). Who else could enter the directory is not known.
+func (s *starter) makeGone(c store.Checkpoint, seen, to string, gone error) error {
+	written, _, err := writtenIn(c)
+	if err != nil {
+		return err
+	}
+	own, err := criuimage.OwnPaths(c.Dir)
+	if err != nil {
+		return err
+	}
+	sockets, err := criuimage.BoundSockets(c.Dir)
+	if err != nil {
+		return err
+	}
+	for _, path := range append(written, own...) {
+		if isBelow(path, seen) && !slices.Contains(sockets, path) {
+			return gone
+		}
+	}
 	as, err := rootUser(c)
 	if err != nil {
 		return err
 	}
+	s.say(seen + " is gone on this host: the job has there its sockets, and nothing else")
 	return cmp.Or(os.Mkdir(to, 0o700), os.Chown(to, int(as.Uid), int(as.Gid)))
 }
 

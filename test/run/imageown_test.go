@@ -154,3 +154,19 @@ while True:
 		r.ends(requeue)
 	})
 }
+
+// TestAGoneDirectoryOfFilesStartsNoJob: a disk may not be mounted.
+func TestAGoneDirectoryOfFilesStartsNoJob(t *testing.T) {
+	testenv.Simulated(t, func(t *testing.T) {
+		w := newWorld(t)
+		original, _ := w.imageOf()
+		w.stop(0)
+		original.ends(0)
+		must(t, os.RemoveAll(w.work))
+		job := w.from()
+		job.startFrom(&world{t: t, dir: w.dir, work: t.TempDir()}).ends(3, "private copy of "+w.work, "no such file or directory")
+		if testenv.Exists(w.work) || testenv.Exists(filepath.Join(job.dir, "private")) {
+			t.Error("something is left")
+		}
+	})
+}
