@@ -3,7 +3,7 @@
 # where there are two, and four on one GPU. It prints how long each takes to its first answer, and fails if an answer is not that of the
 # first server. SERVER listens on 127.0.0.1, port 8000, and answers POST /generate; by default it is a GPT-2 of 6.4 billion parameters.
 # DIR must not exist yet; what is in it is kept in memory, up to 90 GiB, and gone at the end. With CUCRIU_LOAD, clients ask those four for so
-# many seconds, and one is killed five times. With CUCRIU_ON_DISK=1, DIR stays on disk, and one job is started with nothing in the page cache.
+# many seconds (120 or more), and one is killed five times. With CUCRIU_ON_DISK=1, DIR stays on disk, and one job is started with nothing in the page cache.
 # Needs root, a GPU, Python, curl, cucriu and criu (CUCRIU_CRIU) in PATH.
 set -euo pipefail
 # What is killed becomes an orphan: see try-names.sh.
@@ -27,10 +27,15 @@ fail() {
 	exit 1
 }
 
+# generate PORT: prints the answer of a server.
+generate() {
+	curl --silent --fail --max-time 60 -H 'Content-Type: application/json' -d '{"prompt": [1, 2, 3], "seed": 7}' "http://127.0.0.1:$1/generate"
+}
+
 # ask PORT: waits until a server answers, for three minutes, and prints the answer.
 ask() {
 	local end=$((SECONDS + 180))
-	until curl --silent --fail --max-time 60 -H 'Content-Type: application/json' -d '{"prompt": [1, 2, 3], "seed": 7}' "http://127.0.0.1:$1/generate"; do
+	until generate "$1"; do
 		((SECONDS < end)) || fail "no answer at port $1"
 		sleep 0.02
 	done
@@ -96,7 +101,7 @@ client() {
 	local answer begun
 	until [[ -e $dir/load-over ]]; do
 		begun=$(now)
-		if answer=$(curl --silent --fail --max-time 60 -H 'Content-Type: application/json' -d '{"prompt": [1, 2, 3], "seed": 7}' "http://127.0.0.1:$2/generate"); then
+		if answer=$(generate "$2"); then
 			[[ $answer == "$expected" ]] && echo $((($(now) - begun) / 1000000)) || echo "wrong: $answer"
 		else
 			echo none
@@ -132,6 +137,19 @@ under_load() {
 	done
 }
 
+# from_disk: has nothing of the image in the page cache, and prints how long reading it takes.
+from_disk() {
+	local begun
+	sync
+	for _ in 1 2; do
+		echo 3 >/proc/sys/vm/drop_caches
+		begun=$(now)
+		find "$dir/first/checkpoints/000001" -type f -print0 | xargs -0 -P 4 -n 1 cat >/dev/null
+		echo "reading the image, four files at a time: $(since "$begun")"
+	done
+	echo 3 >/proc/sys/vm/drop_caches
+}
+
 clear_up() {
 	kill -KILL "${pids[@]}" 2>/dev/null || true
 	for cmdline in $(grep -alP "sandbox-init\\x00$dir/" /proc/[0-9]*/cmdline 2>/dev/null); do # not every machine has pkill
@@ -155,19 +173,6 @@ echo "checkpoint: $(since "$begun"), $(du -sh "$dir/first/checkpoints/000001" | 
 [[ $(ask "$port") == "$expected" ]] || fail "the first server answers otherwise after its checkpoint"
 cucriu jobs stop "$dir/first" >/dev/null
 wait "$first" || true
-
-# from_disk: has nothing of the image in the page cache, and prints how long reading it takes.
-from_disk() {
-	local begun
-	sync
-	for _ in 1 2; do
-		echo 3 >/proc/sys/vm/drop_caches
-		begun=$(now)
-		find "$dir/first/checkpoints/000001" -type f -print0 | xargs -0 -P 4 -n 1 cat >/dev/null
-		echo "reading the image, four files at a time: $(since "$begun")"
-	done
-	echo 3 >/proc/sys/vm/drop_caches
-}
 
 [[ ! ${CUCRIU_ON_DISK-} ]] || from_disk
 begun=$(now)
