@@ -1,8 +1,9 @@
 // Package inventory knows what the processes of a tree have: descriptors ([Process.Open]), mappings
 // ([Process.Mapped]), links, sockets, namespaces and mounts. It reads each of these once. Who asks about the
-// processes of a tree asks here: core/inspect, core/stages, hooks/checkpoint, jobs/inside, kit/files and migrate. Who
-// asks for one descriptor or one network, of whomever, asks package proc. It changes nothing, judges nothing, and knows
-// neither criu nor a session.
+// processes of a tree asks here: core/inspect, core/stages, hooks/checkpoint, jobs/inside, kit/files and migrate; the
+// files that a checkpoint saves are chosen by kit/files, those that a move needs by migrate/prepare. Who asks for one
+// descriptor or one network, of whomever, asks package proc. It changes nothing, judges nothing, and knows neither criu
+// nor a session.
 //
 // A tree is looked at twice:
 //
@@ -13,8 +14,8 @@
 //
 // Neither is used again once a process is known to have run, or was changed, since it was read. [Now] is for what is
 // asked in between, such as about a process that was born while the tree was being stopped, or what a checkpoint has
-// left open: it is a look at one process for one question, and is neither advice nor truth. [RemovedNamesNow] is the one
-// question that is asked of the whole tree again: it says why.
+// left open: it is a look at one process for one question, and is neither advice nor truth. Two ask about the whole tree
+// again: [RemovedNamesNow], which says why, and migrate/prepare, which leaves out files that are in use for a moment only.
 //
 // Each part is read when it is asked for, and then kept; of advice, mappings, descriptors and status are read at once.
 // What is kept of a file is how the tree uses it. Others may change the file itself, even while the tree is stopped.

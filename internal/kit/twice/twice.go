@@ -1,7 +1,7 @@
 // Package twice has the rule that a job never runs twice.
 //
 // An image is what a dump or a checkpoint has made. It may be started any number of times, on any number of hosts: no
-// rule is about an image. A job is what runs, with pids, names, addresses, files, a directory and a lease of its own. A
+// rule is about an image. A job is what runs, with pids, addresses, files, a directory and a lease of its own. A
 // start lets a job run from an image: the job that the image was made of, or another one.
 //
 // That a job runs, or may run, is seen in five places. Each sees what the others do not:
@@ -13,7 +13,9 @@
 //	the pids in use         core/inspect     a process has a number that the image needs
 //
 // Each asks [May] with what it has seen, and finds its own words for a refusal. What it sees is a [Fact] about one job,
-// and forbids no start of another; only numbers are had once in a pid namespace, whoever has them.
+// and forbids no start of another; only numbers are had once in a pid namespace, whoever has them. Of the image of a
+// plain dump, no more is seen than a restore at work and pids in use: that its job was restored before, into another pid
+// namespace, is not. Whoever makes such namespaces, such as a container engine, restores it once.
 //
 // What else two jobs from an image cannot both have is decided where it is known: addresses and ports, once in a
 // network, by AddressFindings of core/inspect; files, which are shared unless the job gets copies, by privateDirs of

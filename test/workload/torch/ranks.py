@@ -6,7 +6,7 @@ status and done as train.py does: each line has the step, this rank's loss, and 
 the all-reduced gradient (equal on all ranks). DIR/stop ends all ranks at the same step.
 
 What lies between the ranks is kept to what can be dumped:
-- no CUDA IPC (NCCL_P2P_DISABLE, NCCL_SHM_DISABLE): drivers before 610 cannot restore it;
+- no CUDA IPC (NCCL_P2P_DISABLE, NCCL_SHM_DISABLE): driver 580 cannot restore it;
 - NCCL talks over TCP on lo, so the dump and the restore need --tcp-established;
 - the rendezvous is a file that is opened for each access: no TCP store;
 - no InfiniBand, no RAS sockets, no monitor thread that reads the store all the time.
@@ -52,7 +52,7 @@ def arguments():
     p.add_argument("--step-ms", type=int, default=0, help="pause after each step")
     p.add_argument("--mib", type=int, default=0, help="GPU memory for each rank to hold besides the model, in MiB")
     p.add_argument("--backend", choices=("nccl", "gloo"), default="nccl", help="gloo: on the CPU, to try this script")
-    p.add_argument("--share-memory", action="store_true", help="leave NCCL's P2P and SHM transports on, which drivers before 610 cannot restore")
+    p.add_argument("--share-memory", action="store_true", help="leave NCCL's P2P and SHM transports on, which driver 580 cannot restore")
     p.add_argument("--rank", type=int, help=argparse.SUPPRESS)
     p.add_argument("--store", help=argparse.SUPPRESS)
     a = p.parse_args()
