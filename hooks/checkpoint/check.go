@@ -109,7 +109,7 @@ func explainGone(runDir string, findings preflight.Findings) preflight.Findings 
 }
 
 // CheckRestore finds the reasons for which [Restore] would refuse the image in dir, and what else there
-// is to say about it. It touches nothing. Files that except picks are not compared.
+// is to say about it, but not that it is kept in the directory of a long job. It touches nothing. Files that except picks are not compared.
 func CheckRestore(ctx context.Context, hook *hooks.Hook, dir string, except func(path string) bool) (preflight.Findings, error) {
 	dir, err := filepath.Abs(dir)
 	if err != nil {

@@ -34,9 +34,9 @@ import (
 	"cucriu/internal/kit/twice"
 )
 
-// origin is the image that a job was started from. The job is one of its own, which shares no file with the job that
-// the image was made of: it sees its own directory where that job had its own, and private copies of the directories in
-// which that job was writing.
+// origin is the image that a job was started from. The job is one of its own, which writes to no file that the job of
+// the image was writing: it sees its own directory where that job had its own, and private copies of the directories in
+// which that job was writing. All others it shares with the host.
 type origin struct {
 	Asked string `json:"asked"` // as the user named it
 	Path  string `json:"path"`  // of the image, a checkpoint of a long job or the image of a dump

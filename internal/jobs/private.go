@@ -31,9 +31,9 @@ import (
 	"cucriu/internal/kit/units"
 )
 
-// privateDirs lists the directories of which a job needs copies: those of the files that the image was writing, of its
-// named pipes and UNIX sockets, those that were private to the job of the image, and what the user names. A directory in
-// another one of them is part of that.
+// privateDirs lists the directories of which a job needs copies: those of the files that the image was writing or had
+// locked, of its named pipes and UNIX sockets, those that were private to the job of the image, and what the user names.
+// A directory in another one of them is part of that.
 func privateDirs(c store.Checkpoint, jobDir string, o Options) ([]string, error) {
 	written, trees, err := writtenIn(c)
 	if err != nil {

@@ -14,8 +14,9 @@
 //
 // Neither is used again once a process is known to have run, or was changed, since it was read. [Now] is for what is
 // asked in between, such as about a process that was born while the tree was being stopped, or what a checkpoint has
-// left open: it is a look at one process for one question, and is neither advice nor truth. Two ask about the whole tree
-// again: [RemovedNamesNow], which says why, and migrate/prepare, which leaves out files that are in use for a moment only.
+// left open: it is a look at one process for one question, and is neither advice nor truth. What may be
+// over in a moment is asked again of the whole tree: [RemovedNamesNow], UNIXSocketsNow, and files in use in
+// migrate/prepare. A long job's files are saved by a truth of their own, read when criu has written its images.
 //
 // Each part is read when it is asked for, and then kept; of advice, mappings, descriptors and status are read at once.
 // What is kept of a file is how the tree uses it. Others may change the file itself, even while the tree is stopped.

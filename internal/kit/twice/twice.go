@@ -4,7 +4,7 @@
 // rule is about an image. A job is what runs, with pids, addresses, files, a directory and a lease of its own. A
 // start lets a job run from an image: the job that the image was made of, or another one.
 //
-// That a job runs, or may run, is seen in five places. Each sees what the others do not:
+// Before a start, that a job runs, or may run, is seen in five places. Each sees what the others do not:
 //
 //	the lock of an image    package job      another start of the job that it was made of is at work (cucriu restore asks)
 //	where an image is       [KeptIn]         in the directory of a long job, which its supervisor alone starts
@@ -12,7 +12,9 @@
 //	the record of a move    package jobs     the job belongs to another host, or may
 //	the pids in use         core/inspect     a process has a number that the image needs
 //
-// Each asks [May] with what it has seen, and finds its own words for a refusal. What it sees is a [Fact] about one job,
+// Each asks [May] with what it has seen, and finds its own words for a refusal; package jobs also reads in the record of
+// a move where it stands. The supervisor that has a job decides in its resume and its lease about what an earlier one has
+// left of it: a sandbox, here or elsewhere, or processes that it had adopted. What a place sees is a [Fact] about one job,
 // and forbids no start of another; only numbers are had once in a pid namespace, whoever has them. Of the image of a
 // plain dump, no more is seen than a restore at work and pids in use: that its job was restored before, into another pid
 // namespace, is not. Whoever makes such namespaces, such as a container engine, restores it once.
