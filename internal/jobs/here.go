@@ -44,6 +44,10 @@ func checkHere(ctx context.Context, s *core) error {
 				return &ImageError{from.Path, fault.New(fmt.Sprintf("the job gets a copy of %s, which hides the run directory %s",
 					dir, s.hook.Config.RunDir), "let the job write in a directory of its own, or set CUCRIU_RUN_DIR elsewhere")}
 			}
+			if s.Stage != "" && isBelow(resolve(s.Stage), dir) {
+				return &ImageError{from.Path, fault.New(fmt.Sprintf("the job gets a copy of %s, which hides %s", dir, s.Stage),
+					"name another --stage")}
+			}
 		}
 	}
 	if err := checkStage(s); err != nil {

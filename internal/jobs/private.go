@@ -43,6 +43,10 @@ func privateDirs(c store.Checkpoint, jobDir string, o Options) ([]string, error)
 	if err != nil {
 		return nil, err
 	}
+	sockets, err := criuimage.BoundSockets(c.Dir)
+	if err != nil {
+		return nil, err
+	}
 	trees = append(trees, "/dev", "/proc", "/sys", aboutDir) // of which a sandbox has its own, or which are the kernel's
 	of, err := inside.ReadStaged(c.Dir)
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
@@ -50,34 +54,79 @@ func privateDirs(c store.Checkpoint, jobDir string, o Options) ([]string, error)
 	}
 	dirs := slices.Clone(of.Private)
 	for _, given := range o.Private {
-		dir, err := filepath.EvalSymlinks(given)
-		if err == nil {
-			dir, err = filepath.Abs(dir)
+		dir, err := filepath.Abs(given)
+		isGone := func(socket string) bool { return filepath.Dir(socket) == dir } // or may be
+		if err == nil && !slices.ContainsFunc(sockets, isGone) {
+			dir, err = filepath.EvalSymlinks(dir)
 		}
 		if err != nil {
 			return nil, fmt.Errorf("--private: %w", err)
 		}
 		dirs = append(dirs, dir)
 	}
+	named := slices.Clone(dirs)
 	for _, path := range append(written, own...) {
 		dirs = append(dirs, filepath.Dir(path))
+	}
+	isIn := func(dir string, of ...string) bool {
+		return slices.ContainsFunc(of, func(of string) bool { return of != "" && isBelow(dir, of) })
+	}
+	isOwn := func(dir string) bool { return isIn(resolve(dir), jobDir) || isIn(dir, trees...) }
+	_, owner := ownerOf(c.Dir)
+	for _, path := range sockets {
+		if dir := filepath.Dir(path); !isOwn(dir) && !isIn(dir, named...) {
+			dirs = append(dirs, lasting(dir, owner.Begun))
+		}
 	}
 	slices.Sort(dirs)
 	var all []string
 	for _, dir := range dirs {
-		isIn := func(of string) bool { return of != "" && isBelow(dir, of) }
-		if jobDir != "" && isBelow(resolve(dir), jobDir) || slices.ContainsFunc(append(trees, all...), isIn) {
+		if isOwn(dir) || isIn(dir, all...) {
 			continue
 		}
 		for _, other := range []string{o.Dir, jobDir} {
 			if other != "" && isBelow(resolve(other), dir) {
 				return nil, fault.New(fmt.Sprintf("each job from the image gets a copy of %s, and %s is in it", dir, other),
-					"let the job write in a directory of its own; name a --dir elsewhere")
+					"let the job write in a directory of its own; name a --dir elsewhere"+orOnly(dir, sockets))
 			}
 		}
 		all = append(all, dir)
 	}
 	return all, nil
+}
+
+// lasting returns the directory of which a job gets a copy for sockets in dir: that above what the job of the image has
+// made since it began, or what is gone. A program removes its temporary directories, and what is mounted on a directory
+// that somebody removes is unmounted everywhere.
+func lasting(dir string, begun time.Time) string {
+	for above := dir; above != "/"; above = filepath.Dir(above) {
+		var stat unix.Statx_t
+		err := unix.Statx(unix.AT_FDCWD, above, unix.AT_SYMLINK_NOFOLLOW, unix.STATX_BTIME, &stat)
+		isTold := stat.Mask&unix.STATX_BTIME != 0 && !begun.IsZero() // else it is taken for one that lasts
+		if err == nil && !(isTold && time.Unix(stat.Btime.Sec, int64(stat.Btime.Nsec)).After(begun)) {
+			return above
+		}
+	}
+	return dir
+}
+
+// orOnlyPart adds to an error what else can be done.
+func orOnlyPart(c store.Checkpoint, dir string, err error) error {
+	sockets, readErr := criuimage.BoundSockets(c.Dir)
+	if explained := new(fault.Explained); readErr == nil && errors.As(err, &explained) {
+		return fault.Because(err, explained.Meaning(), explained.Remedy()+orOnly(dir, sockets))
+	}
+	return err
+}
+
+// orOnly is what else can be done if the job cannot have a copy of a directory in which there are others with sockets.
+func orOnly(dir string, sockets []string) string {
+	for _, path := range sockets {
+		if of := filepath.Dir(path); of != dir && isBelow(of, dir) {
+			return fmt.Sprintf("; or name --private %s, if nobody removes that while the job runs", of)
+		}
+	}
+	return ""
 }
 
 // writtenIn lists the files that the job of an image was writing, and the directories of its own that the image has.
@@ -162,7 +211,12 @@ func (s *starter) layOut(ctx context.Context, c store.Checkpoint) (fresh bool, e
 		return false, err
 	}
 	for n, dir := range from.Private {
-		if err := s.copyPrivate(ctx, c, owner.hostPath(dir), dir, filepath.Join(partial, strconv.Itoa(n))); err != nil {
+		to := filepath.Join(partial, strconv.Itoa(n))
+		err := orOnlyPart(c, dir, s.copyPrivate(ctx, c, owner.hostPath(dir), dir, to))
+		if err == nil {
+			err = s.makeGoneIn(c, dir, to)
+		}
+		if err != nil {
 			return false, fmt.Errorf("private copy of %s: %w", dir, err)
 		}
 	}
@@ -263,12 +317,47 @@ func (s *starter) makeGone(c store.Checkpoint, seen, to string, gone error) erro
 			return gone
 		}
 	}
+	return s.makeForSockets(c, seen, to)
+}
+
+// makeForSockets makes a directory of the job's user.
+func (s *starter) makeForSockets(c store.Checkpoint, seen, to string) error {
 	as, err := rootUser(c)
 	if err != nil {
 		return err
 	}
 	s.say(seen + " is gone on this host: the job has there its sockets, and nothing else")
 	return cmp.Or(os.Mkdir(to, 0o700), os.Chown(to, int(as.Uid), int(as.Gid)))
+}
+
+// makeGoneIn makes in a copy those directories of sockets that the host does not have any more. What another user may
+// have put in the place of one is not followed.
+func (s *starter) makeGoneIn(c store.Checkpoint, seen, to string) error {
+	sockets, err := criuimage.BoundSockets(c.Dir)
+	if err != nil {
+		return err
+	}
+	for _, path := range sockets {
+		rest, err := filepath.Rel(seen, filepath.Dir(path))
+		if err != nil || !filepath.IsLocal(rest) {
+			continue
+		}
+		at := ""
+		for _, name := range strings.Split(rest, "/") {
+			at = filepath.Join(at, name)
+			info, err := os.Lstat(filepath.Join(to, at))
+			if errors.Is(err, fs.ErrNotExist) {
+				err = s.makeForSockets(c, filepath.Join(seen, at), filepath.Join(to, at))
+			} else if err == nil && !info.IsDir() {
+				err = fault.New(filepath.Join(seen, at)+" is no directory any more, and the job has sockets there",
+					"remove what has this name now")
+			}
+			if err != nil {
+				return err
+			}
+		}
+	}
+	return nil
 }
 
 // openWithoutLinks opens a directory so that no symbolic link leads elsewhere, whoever puts it there and when.

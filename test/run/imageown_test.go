@@ -98,12 +98,13 @@ func TestALinkOnTheWayToTheJobOfAnImage(t *testing.T) {
 	})
 }
 
-// TestAnImageOutlivesTheSocketsOfItsJob, whose directory the job has removed at its end.
-func TestAnImageOutlivesTheSocketsOfItsJob(t *testing.T) {
+// TestAJobKeepsTheSocketsThatTheOriginalRemoves: programs remove their temporary directories at their end, and the kernel
+// unmounts what is mounted on a directory that is removed. Jobs that are started afterwards have the sockets, too.
+func TestAJobKeepsTheSocketsThatTheOriginalRemoves(t *testing.T) {
 	testenv.Simulated(t, func(t *testing.T) {
 		const program = `
-import os, socket, sys, time
-path = sys.argv[1] + "/listener"
+import os, socket, sys, tempfile, time
+path = tempfile.mkdtemp(dir=sys.argv[1]) + "/listener"
 listener = socket.socket(socket.AF_UNIX)
 listener.bind(path)
 listener.listen()
@@ -119,9 +120,8 @@ while True:
     time.sleep(0.02)
 `
 		w := emptyWorld(t)
-		sockets := filepath.Join(t.TempDir(), "sockets")
-		must(t, os.Mkdir(sockets, 0o700))
-		w.command = []string{"python3", "-c", program, sockets}
+		tmp := t.TempDir()
+		w.command = []string{"python3", "-c", program, tmp}
 		connects := func(w *world) {
 			t.Helper()
 			before := len(w.output())
@@ -136,22 +136,72 @@ while True:
 		original.says("D: python3")
 		connects(w)
 		w.checkpoint()
+		sockets, err := filepath.Glob(filepath.Join(tmp, "*"))
+		if err != nil || len(sockets) != 1 {
+			t.Fatal(sockets, err)
+		}
+		jobs := []*world{w.from(), w.from(), w.from()}
+		runs := []*run{jobs[0].startFrom(w)}
+		runs[0].says(", " + tmp)
+		connects(jobs[0])
+		original.signal(unix.SIGTERM)
+		original.ends(requeue)
+		must(t, os.RemoveAll(sockets[0]))
+
+		runs = append(runs, jobs[1].startFrom(w), jobs[2].startFrom(w, "--private", sockets[0]))
+		for i, job := range jobs {
+			if i > 0 {
+				runs[i].says(sockets[0] + " is gone on this host")
+			}
+			runs[i].says("from image")
+			connects(job)
+			runs[i].signal(unix.SIGTERM)
+			runs[i].ends(requeue)
+			runs[i] = job.again()
+			runs[i].says("D resumes from checkpoint 000001")
+			connects(job)
+			runs[i].signal(unix.SIGTERM)
+			runs[i].ends(requeue)
+		}
+	})
+}
+
+// TestNobodyLeadsTheSocketsOfAJobElsewhere who puts a link in the place of a directory that is gone.
+func TestNobodyLeadsTheSocketsOfAJobElsewhere(t *testing.T) {
+	testenv.Simulated(t, func(t *testing.T) {
+		w := emptyWorld(t)
+		tmp, elsewhere := t.TempDir(), t.TempDir()
+		sockets := filepath.Join(tmp, "sockets")
+		w.command = []string{"python3", "-c", `
+import os, socket, sys, time
+os.mkdir(sys.argv[1])
+listener = socket.socket(socket.AF_UNIX)
+listener.bind(sys.argv[1] + "/listener")
+listener.listen()
+print("listens", flush=True)
+while True: time.sleep(0.02)
+`, sockets}
+		original := w.run("--every", "0")
+		testenv.Eventually(t, testenv.Soon, "it listens", func() bool { return strings.Contains(w.output(), "listens") })
+		w.checkpoint()
 		original.signal(unix.SIGTERM)
 		original.ends(requeue)
 		must(t, os.RemoveAll(sockets))
-
+		must(t, os.Symlink(elsewhere, sockets))
 		job := w.from()
+		job.startFrom(w).ends(3, "private copy of "+tmp, sockets+" is no directory any more", "remove what has this name now")
+		if made, err := os.ReadDir(elsewhere); err != nil || len(made) > 0 {
+			t.Error(made, err)
+		}
+		must(t, os.Remove(sockets))
 		r := job.startFrom(w)
-		r.says(sockets + " is gone on this host")
 		r.says("from image")
-		connects(job)
 		r.signal(unix.SIGTERM)
 		r.ends(requeue)
-		r = job.again()
-		r.says("D resumes from checkpoint 000001")
-		connects(job)
-		r.signal(unix.SIGTERM)
-		r.ends(requeue)
+
+		near := worldOn(t, w.host)
+		near.dir = filepath.Join(tmp, "D")
+		near.startFrom(w).ends(3, "gets a copy of "+tmp+", and "+near.dir+" is in it", "--private "+sockets+", if nobody removes that")
 	})
 }
 
