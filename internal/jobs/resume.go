@@ -23,6 +23,7 @@ import (
 	"cucriu/internal/jobs/sandbox"
 	"cucriu/internal/jobs/store"
 	"cucriu/internal/kit/criuimage"
+	"cucriu/internal/kit/durable"
 	"cucriu/internal/kit/fault"
 	"cucriu/internal/kit/files"
 	"cucriu/internal/kit/proc"
@@ -186,12 +187,39 @@ func (p *steps) event(e Event) Event {
 	return e
 }
 
+// readAhead has the files of a checkpoint read while its restore is prepared, first those that criu needs, if there is
+// memory for twice as much: else they may be gone again when they are needed.
+func readAhead(ctx context.Context, images string) {
+	entries, err := os.ReadDir(images)
+	if err != nil {
+		return // the restore says so
+	}
+	var first, then []string
+	var sum int64
+	for _, entry := range entries {
+		if info, err := entry.Info(); err == nil {
+			sum += info.Size()
+		}
+		if path := filepath.Join(images, entry.Name()); strings.HasPrefix(entry.Name(), oursPrefix) {
+			then = append(then, path)
+		} else {
+			first = append(first, path)
+		}
+	}
+	if memory, err := (proc.System{}).AvailableMemory(); err == nil && uint64(sum) < memory/2 {
+		durable.ReadAhead(ctx, append(first, then...))
+	}
+}
+
 // restore restores a checkpoint in a new sandbox, which sees it at image.At. copies says that the job's files are fresh
 // copies.
 func (s *starter) restore(ctx context.Context, c store.Checkpoint, image sandbox.Shown, copies bool) error {
 	if c.Err != nil {
 		return c.Err
 	}
+	ahead, enough := context.WithCancel(ctx)
+	defer enough()
+	go readAhead(ahead, c.Dir)
 	if err := s.store.Check(ctx, c); errors.As(err, new(*store.DamageError)) {
 		return err
 	} else if err != nil { // an older one would lose work
