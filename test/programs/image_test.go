@@ -87,7 +87,14 @@ func (b *bench) startFromImage(t *testing.T, p program) {
 	if p.gpus == 1 {
 		gpus = []string{"0", fmt.Sprint(b.gpus - 1)}
 	}
-	first := runLong(t, host, work, gpus[0], p.env, append([]string{"--"}, resolve(t, p.command)...)...)
+	// A program removes its temporary directories while the jobs from its image run. (Paths of sockets must be short.)
+	tmp, err := os.MkdirTemp("", "t")
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = os.RemoveAll(tmp) })
+	env := append(slices.Clone(p.env), "TMPDIR="+tmp)
+	first := runLong(t, host, work, gpus[0], env, append([]string{"--"}, resolve(t, p.command)...)...)
 	if !wait(toMidRun, func() bool { return first.steps() >= midRun || len(first.exit) > 0 }) || len(first.exit) > 0 {
 		t.Fatalf("it is at step %d, and was to be at %d", first.steps(), midRun)
 	}
