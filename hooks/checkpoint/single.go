@@ -246,7 +246,7 @@ func (w *single) restore(ctx context.Context) error {
 	if found, err := singleKind.Read(note); err == nil && found.Ident == w.id {
 		need := make(inspect.MemoryNeed)
 		need.Add(found.MemoryBytes, w.Pairs)
-		if err := need.Require(ctx, w.driver); err != nil {
+		if err := need.Require(ctx, w.driver, w.env.Promised(nil, nil)); err != nil {
 			return fmt.Errorf("%w; it is still checkpointed", err)
 		}
 	}

@@ -237,7 +237,7 @@ func resumeSession(ctx context.Context, s *session.Session) (err error) {
 	if err := engine.PlanPairs(driver, s, s.Env.Config.GPUs); err != nil {
 		return preflight.AsRefusal(err)
 	}
-	if err := requireRoom(ctx, &s.Record, driver); err != nil {
+	if err := requireRoom(ctx, s.Env, &s.Record, driver); err != nil {
 		return preflight.AsRefusal(err)
 	}
 	if err := ctx.Err(); err != nil {
@@ -275,7 +275,7 @@ func resumeSession(ctx context.Context, s *session.Session) (err error) {
 
 // requireRoom refuses to resume what was suspended if the GPUs lack the memory for it, before any
 // process is touched. The memory is checked again just before the restore.
-func requireRoom(ctx context.Context, s *journal.Record, driver *cudackpt.Driver) error {
+func requireRoom(ctx context.Context, env *session.Env, s *journal.Record, driver *cudackpt.Driver) error {
 	if !s.Suspended() || s.BackBegun {
 		return nil // how far the suspend, or an earlier resume, came is found out on the way back
 	}
@@ -286,7 +286,7 @@ func requireRoom(ctx context.Context, s *journal.Record, driver *cudackpt.Driver
 		}
 		need.Add(s.Members[i].MemoryBytes, s.Members[i].Pairs)
 	}
-	return need.Require(ctx, driver)
+	return env.AwaitRoom(ctx, func() error { return need.Require(ctx, driver, env.Promised(nil, nil)) })
 }
 
 // The operators' commands name processes, while criu's stages name a tree. The commands leave the

@@ -437,7 +437,12 @@ func (b *wayBack) restore(ctx context.Context) error {
 			if err := b.Failpoint(ctx, string(b.Kind)+".back.free memory"); err != nil {
 				return err
 			}
-			return need.Require(ctx, b.driver)
+			if b.Kind != journal.KindRestore { // it was promised to these
+				return need.Require(ctx, b.driver, nil)
+			}
+			return b.Env.AwaitRoom(ctx, func() error {
+				return need.Require(ctx, b.driver, b.Env.Promised(b.Session.Session, b.Hold))
+			})
 		})
 	})
 	go func() { _ = room() }() // during the first fill: NVML takes 10 ms for each GPU of the host

@@ -32,6 +32,8 @@ type Host struct {
 	Map      []config.Rule
 	Unmapped config.Policy
 	Visible  []cudackpt.GPU // by the processes of a restore; nil: those that this program sees
+	// Promised returns what must be left of the GPUs' free memory for others; nil: nothing.
+	Promised func() MemoryNeed
 	// Criu is the path of the criu that is to dump; empty if that is not known.
 	Criu string
 	// Timeout limits how long a check waits for a process to answer.

@@ -62,7 +62,11 @@ func (h Host) PlanRestore(ctx context.Context, driver *cudackpt.Driver, manifest
 		}
 		need.Add(p.MemoryBytes, pairs)
 	}
-	return plan, need.Require(ctx, driver)
+	var promised MemoryNeed
+	if h.Promised != nil {
+		promised = h.Promised()
+	}
+	return plan, need.Require(ctx, driver, promised)
 }
 
 // MemoryNeed is what a restore will take of each GPU's memory, in bytes.
@@ -89,17 +93,22 @@ func (n MemoryNeed) Add(memory map[cudackpt.UUID]uint64, pairs []cudackpt.GPUPai
 	}
 }
 
-// Require fails if a GPU has less free memory than the restore will take. This must be known
-// before the driver is asked: a process whose restore runs out of memory can never be restored again.
-func (n MemoryNeed) Require(ctx context.Context, driver *cudackpt.Driver) error {
+// Require fails if a GPU has less free memory than the restore will take beside what is promised to others. This must
+// be known before the driver is asked: a process whose restore runs out of memory can never be restored again.
+func (n MemoryNeed) Require(ctx context.Context, driver *cudackpt.Driver, promised MemoryNeed) error {
 	for _, uuid := range slices.SortedFunc(maps.Keys(n), cudackpt.UUID.Compare) {
 		memory, err := driver.Memory(ctx, uuid)
 		if err != nil {
-			return &memoryError{fault.Because(err, fmt.Sprintf("cannot determine how much memory of %v is free (%v), and a restore that runs out of it would lose the process", uuid, err),
+			return &memoryError{Explained: fault.Because(err, fmt.Sprintf("cannot determine how much memory of %v is free (%v), and a restore that runs out of it would lose the process", uuid, err),
 				"run as root, and see whether nvidia-smi reports it")}
 		}
 		if memory.Free < n[uuid] {
-			return &memoryError{fault.New(fmt.Sprintf("%v has %d MiB free and the restore needs %d MiB", uuid, memory.Free>>20, n[uuid]>>20), "free memory on it, or map to another GPU")}
+			return &memoryError{Explained: fault.New(fmt.Sprintf("%v has %d MiB free and the restore needs %d MiB", uuid, memory.Free>>20, n[uuid]>>20), "free memory on it, or map to another GPU")}
+		}
+		if memory.Free-n[uuid] < promised[uuid] {
+			text := fmt.Sprintf("%v has %d MiB free, of which jobs that are being dumped or restored may need %d MiB, and "+
+				"the restore needs %d MiB", uuid, memory.Free>>20, promised[uuid]>>20, n[uuid]>>20)
+			return &memoryError{fault.New(text, "try again when they are done, or map to another GPU"), true}
 		}
 	}
 	return nil
@@ -187,7 +196,16 @@ func neighbor(ctx context.Context, processes []Process, contexts func() ([]int, 
 }
 
 // memoryError says that a GPU has too little free memory.
-type memoryError struct{ *fault.Explained }
+type memoryError struct {
+	*fault.Explained
+	promised bool // there would be enough without what is promised to others
+}
+
+// IsPromised reports whether an error says that free memory is promised to others.
+func IsPromised(err error) bool {
+	refused, is := errors.AsType[*memoryError](err)
+	return is && refused.promised
+}
 
 // DriverVersionError says that an image was made with another driver than this host has.
 type DriverVersionError struct {

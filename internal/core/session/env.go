@@ -1,6 +1,7 @@
 package session
 
 import (
+	"context"
 	"errors"
 	"runtime"
 	"strings"
@@ -23,7 +24,40 @@ func Of(hook *config.Hook) *Env { return &Env{*hook.Filled()} }
 
 // Host returns the machine as the checks see it.
 func (env *Env) Host() inspect.Host {
-	return inspect.Host{Driver: env.OpenDriver, Map: env.Config.GPUs.Map, Unmapped: env.Config.GPUs.Unmapped, Timeout: env.Config.Lock.Timeout}
+	return inspect.Host{
+		Driver: env.OpenDriver, Map: env.Config.GPUs.Map, Unmapped: env.Config.GPUs.Unmapped,
+		Timeout:  env.Config.Lock.Timeout,
+		Promised: func() inspect.MemoryNeed { return env.Promised(nil, nil) },
+	}
+}
+
+// Promised is [journal.Promised] for the run directory.
+func (env *Env) Promised(of *journal.Session, hold *journal.Hold) inspect.MemoryNeed {
+	return journal.Promised(env.Config.RunDir, of, hold)
+}
+
+// promisePatience is how long a restore waits for GPU memory that others may need on their way back.
+const promisePatience = time.Minute
+
+// AwaitRoom tries something again while GPU memory is free that others may need on their way back.
+func (env *Env) AwaitRoom(ctx context.Context, try func() error) error {
+	patience := time.After(promisePatience)
+	for said := false; ; said = true {
+		err := try()
+		if !inspect.IsPromised(err) {
+			return err
+		}
+		if !said {
+			env.Log.Warn("waiting: " + err.Error())
+		}
+		select {
+		case <-ctx.Done():
+			return err
+		case <-patience:
+			return err
+		case <-time.After(50 * time.Millisecond): // there is no event to wait for
+		}
+	}
 }
 
 // ExplainTaken has the findings about pids in use say so if it is the job itself that has them: one that was

@@ -42,11 +42,14 @@ const startPatience = time.Minute
 // whichever program is killed. The watcher keeps the files open, from descriptor journal.FirstWatcherFD
 // on.
 func (s *Session) StartWatcher(files ...*os.File) error {
-	log, err := os.OpenFile(filepath.Join(s.Dir(), "watcher.log"), os.O_CREATE|os.O_WRONLY|os.O_APPEND, 0o600)
+	log, err := os.OpenFile(filepath.Join(s.Dir(), journal.WatcherLog), os.O_CREATE|os.O_WRONLY|os.O_APPEND, 0o600)
 	if err != nil {
 		return fmt.Errorf("watcher: %w", err)
 	}
 	defer log.Close()
+	if err := journal.LockLog(log); err != nil { // what the processes need on the GPUs is not seen by others then
+		s.Env.Log.Debug("watcher", "error", err)
+	}
 	ready, readyEnd, err := os.Pipe()
 	if err != nil {
 		return fmt.Errorf("watcher: %w", err)

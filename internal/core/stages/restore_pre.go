@@ -52,7 +52,9 @@ func (c *call) preRestore(ctx context.Context) (err error) {
 	if err := c.Refuse(inspect.AddressFindings(img, "")); err != nil {
 		return err
 	}
-	plan, err := planRestore(ctx, c.Env, c.Host(), manifest)
+	host := c.Host()
+	host.Promised = func() inspect.MemoryNeed { return c.Promised(nil, c.stage.Hold) }
+	plan, err := planRestore(ctx, c.Env, host, manifest)
 	if err != nil {
 		return err
 	}
@@ -116,7 +118,11 @@ func planRestore(ctx context.Context, env *session.Env, host inspect.Host, m ima
 	if err != nil {
 		return nil, err
 	}
-	plan, err := host.PlanRestore(ctx, driver, m)
+	var plan gpumap.Plan
+	err = env.AwaitRoom(ctx, func() (err error) {
+		plan, err = host.PlanRestore(ctx, driver, m)
+		return err
+	})
 	for _, line := range plan.Explain() {
 		env.Log.Info("GPU map: " + line)
 	}
@@ -146,6 +152,7 @@ func (c *call) planAsSeen(ctx context.Context, s *session.Session) error {
 		return err
 	}
 	host.Map, host.Unmapped = s.Map, s.Unmapped
+	host.Promised = func() inspect.MemoryNeed { return c.Promised(s.Session, s.Hold) }
 	if s.Plan, err = planRestore(ctx, c.Env, host, *s.Manifest); err != nil {
 		return err
 	}
