@@ -53,7 +53,7 @@ func (c *call) preRestore(ctx context.Context) (err error) {
 		return err
 	}
 	host := c.Host()
-	host.Promised = func() inspect.MemoryNeed { return c.Promised(nil, c.stage.Hold) }
+	host.Promised = nil // of that below, when others see what this one needs
 	plan, err := planRestore(ctx, c.Env, host, manifest)
 	if err != nil {
 		return err
@@ -88,7 +88,12 @@ func (c *call) preRestore(ctx context.Context) (err error) {
 		return err
 	}
 	defer s.Unlock()
-	if err := s.DoStep(journal.StepPreRestore, func() error { return s.StartWatcher(files...) }); err != nil {
+	err = s.DoStep(journal.StepPreRestore, func() error { return s.StartWatcher(files...) })
+	host.Promised = func() inspect.MemoryNeed { return c.Promised(s.Session, s.Hold) }
+	if err == nil && len(host.Promised()) > 0 {
+		_, err = planRestore(ctx, c.Env, host, manifest)
+	}
+	if err != nil {
 		return errors.Join(err, s.Close(journal.OutcomeGone, "refused at pre-restore, nothing was created"))
 	}
 	s.Note() // criu's time is counted from here
