@@ -24,7 +24,7 @@ import (
 
 // adoptedRecord makes the record of a job that runs already.
 func adoptedRecord(o Options) (record, error) {
-	r := record{Version: recordVersion, Name: o.Name, Dir: o.Dir, Begun: time.Now().UTC(), Adopted: true}
+	r := record{Version: recordVersion, Name: o.Name, Dir: o.Dir, Adopted: true}
 	if r.Name == "" {
 		r.Name = filepath.Base(o.Dir)
 	}
@@ -35,6 +35,13 @@ func adoptedRecord(o Options) (record, error) {
 	var status proc.Status
 	if err == nil {
 		status, err = proc.ReadStatus(o.Adopt)
+	}
+	var root proc.Ident
+	if err == nil {
+		root, err = proc.IdentOf(o.Adopt)
+	}
+	if err == nil {
+		r.Begun, err = root.Began()
 	}
 	if errors.Is(proc.GoneOr(o.Adopt, err), proc.ErrGone) {
 		return record{}, fmt.Errorf("--adopt %d: no such process", o.Adopt)

@@ -190,7 +190,7 @@ func (s *checkpointer) checkpointBy(ctx context.Context, base, reason string, en
 		s.sayError(s.store.RemoveStage(stage))
 	}()
 	of := inside.Staged{
-		Begun: begun.UTC(), Number: 1, Reason: reason, Root: s.sandbox.Root,
+		Begun: begun.UTC(), JobBegun: s.record.Begun, Number: 1, Reason: reason, Root: s.sandbox.Root,
 		Dir: filepath.Dir(s.seenOutput()), Output: s.tail.movedFrom(s.outputPath()), OwnNetwork: s.sandbox.OwnNetwork,
 	}
 	if from := s.record.Image; from != nil {

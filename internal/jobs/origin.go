@@ -371,6 +371,9 @@ func (s *starter) startFromImage(ctx context.Context) error {
 	}
 	s.steps.over("lay out")
 	s.sayNeighbor(ctx, c)
+	if copies {
+		s.sayOutOfReach(c)
+	}
 	shown := sandbox.Shown{Dir: from.Path, At: filepath.Join(s.Dir, shownImage), ReadOnly: true}
 	if err := s.restore(ctx, c, shown, copies); err != nil {
 		if errors.As(err, new(*job.NotStartedError)) {

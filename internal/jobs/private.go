@@ -16,6 +16,7 @@ import (
 	"syscall"
 	"time"
 
+	"github.com/prometheus/procfs"
 	"golang.org/x/sys/unix"
 
 	"cucriu/internal/jobs/inside"
@@ -31,9 +32,9 @@ import (
 	"cucriu/internal/kit/units"
 )
 
-// privateDirs lists the directories of which a job needs copies: those of the files that the image was writing or had
-// locked, of its named pipes and UNIX sockets, those that were private to the job of the image, and what the user names.
-// A directory in another one of them is part of that.
+// privateDirs lists the directories of which a job needs copies: those of the files that the image was writing or
+// had locked, of its named pipes and UNIX sockets, those that were private to the job of the image, and what the
+// user names. A directory in another one of them is part of that.
 func privateDirs(c store.Checkpoint, jobDir string, o Options) ([]string, error) {
 	written, trees, err := writtenIn(c)
 	if err != nil {
@@ -72,10 +73,13 @@ func privateDirs(c store.Checkpoint, jobDir string, o Options) ([]string, error)
 		return slices.ContainsFunc(of, func(of string) bool { return of != "" && isBelow(dir, of) })
 	}
 	isOwn := func(dir string) bool { return isIn(resolve(dir), jobDir) || isIn(dir, trees...) }
-	_, owner := ownerOf(c.Dir)
+	begun := of.JobBegun
+	if _, owner := ownerOf(c.Dir); begun.IsZero() {
+		begun = owner.Begun
+	}
 	for _, path := range sockets {
 		if dir := filepath.Dir(path); !isOwn(dir) && !isIn(dir, named...) {
-			dirs = append(dirs, lasting(dir, owner.Begun))
+			dirs = append(dirs, lasting(dir, begun))
 		}
 	}
 	slices.Sort(dirs)
@@ -87,7 +91,7 @@ func privateDirs(c store.Checkpoint, jobDir string, o Options) ([]string, error)
 		for _, other := range []string{o.Dir, jobDir} {
 			if other != "" && isBelow(resolve(other), dir) {
 				return nil, fault.New(fmt.Sprintf("each job from the image gets a copy of %s, and %s is in it", dir, other),
-					"let the job write in a directory of its own; name a --dir elsewhere"+orOnly(dir, sockets))
+					orOnlyParts(c, dir, "let the job write in a directory of its own; name a --dir elsewhere"))
 			}
 		}
 		all = append(all, dir)
@@ -99,34 +103,63 @@ func privateDirs(c store.Checkpoint, jobDir string, o Options) ([]string, error)
 // made since it began, or what is gone. A program removes its temporary directories, and what is mounted on a directory
 // that somebody removes is unmounted everywhere.
 func lasting(dir string, begun time.Time) string {
+	highest := dir
 	for above := dir; above != "/"; above = filepath.Dir(above) {
 		var stat unix.Statx_t
-		err := unix.Statx(unix.AT_FDCWD, above, unix.AT_SYMLINK_NOFOLLOW, unix.STATX_BTIME, &stat)
-		isTold := stat.Mask&unix.STATX_BTIME != 0 && !begun.IsZero() // else it is taken for one that lasts
-		if err == nil && !(isTold && time.Unix(stat.Btime.Sec, int64(stat.Btime.Nsec)).After(begun)) {
-			return above
+		err := unix.Statx(unix.AT_FDCWD, above, unix.AT_SYMLINK_NOFOLLOW, unix.STATX_BTIME|unix.STATX_MODE, &stat)
+		if err != nil {
+			continue
+		}
+		if highest = above; lasts(above, stat, begun) {
+			break
 		}
 	}
-	return dir
+	return highest
 }
 
-// orOnlyPart adds to an error what else can be done.
-func orOnlyPart(c store.Checkpoint, dir string, err error) error {
-	sockets, readErr := criuimage.BoundSockets(c.Dir)
-	if explained := new(fault.Explained); readErr == nil && errors.As(err, &explained) {
-		return fault.Because(err, explained.Meaning(), explained.Remedy()+orOnly(dir, sockets))
+// lasts reports whether nobody is likely to remove a directory: somebody has mounted a file system there, or everybody
+// may make files in it, or it is older than the job. If that is not known, it is one that is in no such directory.
+func lasts(dir string, stat unix.Statx_t, begun time.Time) bool {
+	const everybodys = unix.S_ISVTX | unix.S_IWOTH
+	switch {
+	case stat.Attributes&unix.STATX_ATTR_MOUNT_ROOT != 0, stat.Mode&everybodys == everybodys:
+		return true
+	case stat.Mask&unix.STATX_BTIME != 0 && !begun.IsZero():
+		return !time.Unix(stat.Btime.Sec, int64(stat.Btime.Nsec)).After(begun)
 	}
-	return err
+	var parent unix.Stat_t
+	return unix.Stat(filepath.Dir(dir), &parent) == nil && parent.Mode&everybodys != everybodys
 }
 
-// orOnly is what else can be done if the job cannot have a copy of a directory in which there are others with sockets.
-func orOnly(dir string, sockets []string) string {
-	for _, path := range sockets {
-		if of := filepath.Dir(path); of != dir && isBelow(of, dir) {
-			return fmt.Sprintf("; or name --private %s, if nobody removes that while the job runs", of)
+// orOnlyParts adds to what can be done about a directory that a job needs a copy of only for sockets in others
+// below it.
+func orOnlyParts(c store.Checkpoint, dir, remedy string) string {
+	if parts := onlyParts(c, dir); parts != "" {
+		return remedy + "; or name " + parts + ", if nobody removes that while the job runs"
+	}
+	return remedy
+}
+
+// onlyParts returns the options with which a job does without a copy of a directory; "" if it cannot.
+func onlyParts(c store.Checkpoint, dir string) string {
+	written, _, writtenErr := writtenIn(c)
+	own, ownErr := criuimage.OwnPaths(c.Dir)
+	sockets, err := criuimage.BoundSockets(c.Dir)
+	if errors.Join(writtenErr, ownErr, err) != nil {
+		return ""
+	}
+	var options []string
+	for _, path := range append(written, own...) {
+		part := filepath.Dir(path)
+		if part == dir {
+			return ""
+		}
+		option := "--private " + quote.Name(part)
+		if isBelow(part, dir) && slices.Contains(sockets, path) && !slices.Contains(options, option) {
+			options = append(options, option)
 		}
 	}
-	return ""
+	return strings.Join(options, " ")
 }
 
 // writtenIn lists the files that the job of an image was writing, and the directories of its own that the image has.
@@ -212,7 +245,10 @@ func (s *starter) layOut(ctx context.Context, c store.Checkpoint) (fresh bool, e
 	}
 	for n, dir := range from.Private {
 		to := filepath.Join(partial, strconv.Itoa(n))
-		err := orOnlyPart(c, dir, s.copyPrivate(ctx, c, owner.hostPath(dir), dir, to))
+		err := s.copyPrivate(ctx, c, owner.hostPath(dir), dir, to)
+		if explained := new(fault.Explained); errors.As(err, &explained) {
+			err = fault.Because(err, explained.Meaning(), orOnlyParts(c, dir, explained.Remedy()))
+		}
 		if err == nil {
 			err = s.makeGoneIn(c, dir, to)
 		}
@@ -247,7 +283,7 @@ const copyTries = 3
 func (s *starter) copyPrivate(ctx context.Context, c store.Checkpoint, dir, seen, to string) error {
 	from, err := openWithoutLinks(dir)
 	if errors.Is(err, fs.ErrNotExist) && dir == seen {
-		return s.makeGone(c, seen, to, err)
+		return s.makeGone(c, seen, to)
 	}
 	if err != nil {
 		return err
@@ -296,40 +332,6 @@ func (s *starter) copyPrivate(ctx context.Context, c store.Checkpoint, dir, seen
 	}
 }
 
-// makeGone makes a directory that the host does not have any more, as that of a program that has removed it at its
-// end, if the job needs only sockets there, which criu makes. Files would be missing: their disk may not be mounted
-// (gone says what the host has). Who else could enter the directory is not known.
-func (s *starter) makeGone(c store.Checkpoint, seen, to string, gone error) error {
-	written, _, err := writtenIn(c)
-	if err != nil {
-		return err
-	}
-	own, err := criuimage.OwnPaths(c.Dir)
-	if err != nil {
-		return err
-	}
-	sockets, err := criuimage.BoundSockets(c.Dir)
-	if err != nil {
-		return err
-	}
-	for _, path := range append(written, own...) {
-		if isBelow(path, seen) && !slices.Contains(sockets, path) {
-			return gone
-		}
-	}
-	return s.makeForSockets(c, seen, to)
-}
-
-// makeForSockets makes a directory of the job's user.
-func (s *starter) makeForSockets(c store.Checkpoint, seen, to string) error {
-	as, err := rootUser(c)
-	if err != nil {
-		return err
-	}
-	s.say(seen + " is gone on this host: the job has there its sockets, and nothing else")
-	return cmp.Or(os.Mkdir(to, 0o700), os.Chown(to, int(as.Uid), int(as.Gid)))
-}
-
 // makeGoneIn makes in a copy those directories of sockets that the host does not have any more. What another user may
 // have put in the place of one is not followed.
 func (s *starter) makeGoneIn(c store.Checkpoint, seen, to string) error {
@@ -347,7 +349,7 @@ func (s *starter) makeGoneIn(c store.Checkpoint, seen, to string) error {
 			at = filepath.Join(at, name)
 			info, err := os.Lstat(filepath.Join(to, at))
 			if errors.Is(err, fs.ErrNotExist) {
-				err = s.makeForSockets(c, filepath.Join(seen, at), filepath.Join(to, at))
+				err = s.makeGone(c, filepath.Join(seen, at), filepath.Join(to, at))
 			} else if err == nil && !info.IsDir() {
 				err = fault.New(filepath.Join(seen, at)+" is no directory any more, and the job has sockets there",
 					"remove what has this name now")
@@ -358,6 +360,71 @@ func (s *starter) makeGoneIn(c store.Checkpoint, seen, to string) error {
 		}
 	}
 	return nil
+}
+
+// makeGone makes a directory that the host does not have any more, as that of a program that has removed it at its
+// end, if the job needs only sockets there, which criu makes. Files would be missing: their disk may not be mounted.
+// Who else could enter the directory is not known.
+func (s *starter) makeGone(c store.Checkpoint, seen, to string) error {
+	written, _, err := writtenIn(c)
+	if err != nil {
+		return err
+	}
+	own, err := criuimage.OwnPaths(c.Dir)
+	if err != nil {
+		return err
+	}
+	sockets, err := criuimage.BoundSockets(c.Dir)
+	if err != nil {
+		return err
+	}
+	for _, path := range append(written, own...) {
+		if isBelow(path, seen) && !slices.Contains(sockets, path) {
+			return &fs.PathError{Op: "open", Path: seen, Err: unix.ENOENT}
+		}
+	}
+	as, err := rootUser(c)
+	if err != nil {
+		return err
+	}
+	s.say(seen + " is gone on this host: the job has there its sockets, and nothing else")
+	return cmp.Or(os.Mkdir(to, 0o700), os.Chown(to, int(as.Uid), int(as.Gid)))
+}
+
+// sayOutOfReach names the sockets of programs of this host which the job cannot reach, for it has a copy of their
+// directory.
+func (s *starter) sayOutOfReach(c store.Checkpoint) {
+	const listens = 1 << 16 // __SO_ACCEPTCON
+	sockets, err := criuimage.BoundSockets(c.Dir)
+	if err != nil {
+		return
+	}
+	host, err := procfs.NewFS("/proc")
+	if err != nil {
+		return
+	}
+	all, err := host.NetUNIX() // those of other networks are not known
+	if err != nil {
+		return
+	}
+	var paths []string
+	for _, row := range all.Rows {
+		isCopied := filepath.IsAbs(row.Path) && s.record.hostPath(row.Path) != row.Path
+		if isCopied && row.Flags&listens != 0 && !slices.Contains(sockets, row.Path) && !slices.Contains(paths, row.Path) {
+			paths = append(paths, row.Path)
+		}
+	}
+	if len(paths) == 0 {
+		return
+	}
+	text := "warning: programs of this host listen at " + quote.Names(paths) +
+		", which the job cannot reach: it has a copy of the directory"
+	for _, dir := range s.record.Image.Private {
+		if parts := onlyParts(c, dir); parts != "" && isBelow(paths[0], dir) {
+			text += "; to have copies of less, start another job with " + parts
+		}
+	}
+	s.say(text)
 }
 
 // openWithoutLinks opens a directory so that no symbolic link leads elsewhere, whoever puts it there and when.

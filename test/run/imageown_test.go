@@ -1,7 +1,9 @@
 package run
 
 import (
+	"net"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"strings"
 	"testing"
@@ -98,8 +100,9 @@ func TestALinkOnTheWayToTheJobOfAnImage(t *testing.T) {
 	})
 }
 
-// TestAJobKeepsTheSocketsThatTheOriginalRemoves: programs remove their temporary directories at their end, and the kernel
-// unmounts what is mounted on a directory that is removed. Jobs that are started afterwards have the sockets, too.
+// TestAJobKeepsTheSocketsThatTheOriginalRemoves: programs remove their temporary directories at their end, and the
+// kernel unmounts what is mounted on a directory that is removed. Jobs that are started afterwards have the
+// sockets, too.
 func TestAJobKeepsTheSocketsThatTheOriginalRemoves(t *testing.T) {
 	testenv.Simulated(t, func(t *testing.T) {
 		const program = `
@@ -140,17 +143,32 @@ while True:
 		if err != nil || len(sockets) != 1 {
 			t.Fatal(sockets, err)
 		}
-		jobs := []*world{w.from(), w.from(), w.from()}
-		runs := []*run{jobs[0].startFrom(w)}
-		runs[0].says(", " + tmp)
-		connects(jobs[0])
+		service := filepath.Join(tmp, "service")
+		listener, err := net.Listen("unix", service)
+		must(t, err)
+		defer listener.Close()
+		elsewhere := filepath.Join(t.TempDir(), "checkpoint") // without its job
+		out, err := exec.Command("cp", "-a", filepath.Join(w.dir, "checkpoints", "000001"), elsewhere).CombinedOutput()
+		if err != nil {
+			t.Fatalf("%v\n%s", err, out)
+		}
+		jobs := []*world{w.from(), w.from(), w.from(), w.from()}
+		runs := []*run{jobs[0].startFrom(w), jobs[1].startFrom(&world{t: t, dir: elsewhere, work: w.work})}
+		for i, r := range runs {
+			r.says(", " + tmp)
+			r.says("warning: programs of this host listen at " + service + ", which the job cannot reach")
+			r.says("--private " + sockets[0])
+			connects(jobs[i])
+		}
 		original.signal(unix.SIGTERM)
 		original.ends(requeue)
 		must(t, os.RemoveAll(sockets[0]))
 
-		runs = append(runs, jobs[1].startFrom(w), jobs[2].startFrom(w, "--private", sockets[0]))
+		runs = append(runs, jobs[2].startFrom(w))
+		runs[2].says("from image")
+		runs = append(runs, jobs[3].startFrom(w, "--private", sockets[0])) // which makes it, to mount on
 		for i, job := range jobs {
-			if i > 0 {
+			if i > 1 {
 				runs[i].says(sockets[0] + " is gone on this host")
 			}
 			runs[i].says("from image")
@@ -174,13 +192,15 @@ func TestNobodyLeadsTheSocketsOfAJobElsewhere(t *testing.T) {
 		sockets := filepath.Join(tmp, "sockets")
 		w.command = []string{"python3", "-c", `
 import os, socket, sys, time
-os.mkdir(sys.argv[1])
-listener = socket.socket(socket.AF_UNIX)
-listener.bind(sys.argv[1] + "/listener")
-listener.listen()
+listeners = []
+for name in sys.argv[1:]:
+    os.mkdir(name)
+    listeners.append(socket.socket(socket.AF_UNIX))
+    listeners[-1].bind(name + "/listener")
+    listeners[-1].listen()
 print("listens", flush=True)
 while True: time.sleep(0.02)
-`, sockets}
+`, sockets, sockets + "-too"}
 		original := w.run("--every", "0")
 		testenv.Eventually(t, testenv.Soon, "it listens", func() bool { return strings.Contains(w.output(), "listens") })
 		w.checkpoint()
@@ -201,7 +221,12 @@ while True: time.sleep(0.02)
 
 		near := worldOn(t, w.host)
 		near.dir = filepath.Join(tmp, "D")
-		near.startFrom(w).ends(3, "gets a copy of "+tmp+", and "+near.dir+" is in it", "--private "+sockets+", if nobody removes that")
+		near.startFrom(w).ends(3, "gets a copy of "+tmp+", and "+near.dir+" is in it",
+			"or name --private "+sockets+" --private "+sockets+"-too, if nobody removes that while the job runs")
+		r = near.startFrom(w, "--private", sockets, "--private", sockets+"-too")
+		r.says("from image")
+		r.signal(unix.SIGTERM)
+		r.ends(requeue)
 	})
 }
 
@@ -218,5 +243,30 @@ func TestAGoneDirectoryOfFilesStartsNoJob(t *testing.T) {
 		if testenv.Exists(w.work) || testenv.Exists(filepath.Join(job.dir, "private")) {
 			t.Error("something is left")
 		}
+	})
+}
+
+// TestAGoneDirectoryOfSocketsAndFilesStartsNoJob, in whichever directory it was.
+func TestAGoneDirectoryOfSocketsAndFilesStartsNoJob(t *testing.T) {
+	testenv.Simulated(t, func(t *testing.T) {
+		w := emptyWorld(t)
+		disk := filepath.Join(t.TempDir(), "disk")
+		w.command = []string{"python3", "-c", `
+import os, socket, sys, time
+os.mkdir(sys.argv[1])
+listener = socket.socket(socket.AF_UNIX)
+listener.bind(sys.argv[1] + "/listener")
+listener.listen()
+log = open(sys.argv[1] + "/log", "w")
+print("listens", flush=True)
+while True: time.sleep(0.02)
+`, disk}
+		original := w.run("--every", "0")
+		testenv.Eventually(t, testenv.Soon, "it listens", func() bool { return strings.Contains(w.output(), "listens") })
+		w.checkpoint()
+		original.signal(unix.SIGTERM)
+		original.ends(requeue)
+		must(t, os.RemoveAll(disk))
+		w.from().startFrom(w).ends(3, "private copy of "+filepath.Dir(disk), disk+": no such file or directory")
 	})
 }

@@ -121,6 +121,8 @@ type Staged struct {
 	// BootID is that of the host. What was not synced before a reboot may be anything.
 	BootID string    `json:"boot_id"`
 	Begun  time.Time `json:"begun"`
+	// JobBegun is when the job began; zero in an image of an earlier version.
+	JobBegun time.Time `json:"job_begun,omitzero"`
 	// Number is that of the checkpoint which was to be made of it, or less.
 	Number uint64         `json:"number"`
 	Reason string         `json:"reason"`

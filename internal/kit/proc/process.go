@@ -40,6 +40,17 @@ func (id Ident) Alive() bool {
 	return !errors.Is(err, ErrGone)
 }
 
+// Began returns when the clock tick ended in which the process began, as the caller's clock has it now.
+func (id Ident) Began() (time.Time, error) {
+	offset, err := boottimeTicks()
+	var now unix.Timespec
+	if err == nil {
+		err = unix.ClockGettime(unix.CLOCK_BOOTTIME, &now)
+	}
+	began := (int64(id.StartTime) + offset + 1) * nanosPerTick
+	return time.Now().Add(-time.Duration(now.Nano() - began)).UTC(), err
+}
+
 // BeganAfter reports whether the process began after a time on the caller's boot clock, or in the same clock tick.
 func (id Ident) BeganAfter(boottime time.Duration) (bool, error) {
 	offset, err := boottimeTicks()
