@@ -206,7 +206,12 @@ func readAhead(ctx context.Context, images string) {
 			first = append(first, path)
 		}
 	}
-	if memory, err := (proc.System{}).AvailableMemory(); err == nil && uint64(sum) < memory/2 {
+	room, err := proc.System{}.AvailableMemory()
+	groups, groupsErr := proc.System{}.MemoryGroups(os.Getpid())
+	for _, group := range groups {
+		room = min(room, group.Room())
+	}
+	if errors.Join(err, groupsErr) == nil && uint64(sum) < room/2 {
 		durable.ReadAhead(ctx, append(first, then...))
 	}
 }

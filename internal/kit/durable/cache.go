@@ -4,6 +4,7 @@ import (
 	"context"
 	"os"
 	"sync"
+	"sync/atomic"
 
 	"golang.org/x/sys/unix"
 )
@@ -22,9 +23,9 @@ func openToRead(path string) (*os.File, error) {
 	return os.OpenFile(path, os.O_RDONLY|unix.O_NOFOLLOW|unix.O_NONBLOCK, 0)
 }
 
-// ReadAhead reads files into the page cache for whoever needs them next, in this order, until all are there or ctx ends.
-// It reads no more of a file that cannot be read, and nothing where the kernel does not say what is there (before
-// Linux 6.5).
+// ReadAhead reads files into the page cache for whoever needs them next, in this order, until all are there or ctx
+// ends. It reads no more of a file that cannot be read, and nothing more where the kernel does not say what is
+// there: before Linux 6.5, and on some file systems, such as overlays.
 func ReadAhead(ctx context.Context, paths []string) {
 	const readers, size = 4, 8 << 20
 	type piece struct {
@@ -33,11 +34,14 @@ func ReadAhead(ctx context.Context, paths []string) {
 	}
 	pieces := make(chan piece)
 	var all sync.WaitGroup
+	var isUnseen atomic.Bool
 	for range readers {
 		all.Go(func() {
 			buffer := make([]byte, size)
 			for p := range pieces {
-				readPiece(p.path, p.offset, buffer[:p.size])
+				if !isUnseen.Load() && !readPiece(p.path, p.offset, buffer[:p.size]) {
+					isUnseen.Store(true)
+				}
 			}
 		})
 	}
@@ -46,7 +50,7 @@ func ReadAhead(ctx context.Context, paths []string) {
 		if err != nil || !info.Mode().IsRegular() {
 			continue
 		}
-		for offset := int64(0); offset < info.Size() && ctx.Err() == nil; offset += size {
+		for offset := int64(0); offset < info.Size() && ctx.Err() == nil && !isUnseen.Load(); offset += size {
 			pieces <- piece{path, offset, min(size, info.Size()-offset)}
 		}
 	}
@@ -54,16 +58,25 @@ func ReadAhead(ctx context.Context, paths []string) {
 	all.Wait()
 }
 
-// readPiece reads a piece of a file that is not in the page cache yet.
-func readPiece(path string, offset int64, buffer []byte) {
+// readPiece reads a piece of a file that is not in the page cache yet. It reports whether the kernel says what is
+// there.
+func readPiece(path string, offset int64, buffer []byte) bool {
 	f, err := openToRead(path)
 	if err != nil {
-		return
+		return true
 	}
 	defer f.Close()
-	var there unix.Cachestat_t
-	of := unix.CachestatRange{Off: uint64(offset), Len: uint64(len(buffer))}
-	if err := unix.Cachestat(uint(f.Fd()), &of, &there, 0); err == nil && there.Cache*uint64(os.Getpagesize()) < of.Len {
-		_, _ = f.ReadAt(buffer, offset)
+	there := func() (bytes uint64, err error) {
+		var cached unix.Cachestat_t
+		of := unix.CachestatRange{Off: uint64(offset), Len: uint64(len(buffer))}
+		err = unix.Cachestat(uint(f.Fd()), &of, &cached, 0)
+		return cached.Cache * uint64(os.Getpagesize()), err
 	}
+	before, err := there()
+	if err != nil || before >= uint64(len(buffer)) {
+		return err == nil
+	}
+	n, _ := f.ReadAt(buffer, offset)
+	after, err := there()
+	return err == nil && (after > 0 || n == 0)
 }
