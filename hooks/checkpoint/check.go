@@ -108,8 +108,9 @@ func explainGone(runDir string, findings preflight.Findings) preflight.Findings 
 	return findings
 }
 
-// CheckRestore finds the reasons for which [Restore] would refuse the image in dir, and what else there
-// is to say about it, but not that it is kept in the directory of a long job. It touches nothing. Files that except picks are not compared.
+// CheckRestore finds the reasons for which [Restore] would refuse the image in dir, and what else there is to say
+// about it, but not that it is kept in the directory of a long job. It touches nothing. Files that except picks are
+// not compared.
 func CheckRestore(ctx context.Context, hook *hooks.Hook, dir string, except func(path string) bool) (preflight.Findings, error) {
 	dir, err := filepath.Abs(dir)
 	if err != nil {

@@ -11,8 +11,8 @@ import (
 	"cucriu/internal/kit/rundir"
 )
 
-// WatcherLog is the name of a watcher's log in the directory of its session. The watcher has a lock on it until it ends,
-// which is seen in every pid namespace.
+// WatcherLog is the name of a watcher's log in the directory of its session. The watcher has a lock on it until it
+// ends, which is seen in every pid namespace.
 const WatcherLog = "watcher.log"
 
 // LockLog takes the lock on a watcher's log, for whoever inherits the file.

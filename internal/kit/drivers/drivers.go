@@ -1,8 +1,8 @@
 // Package drivers is the one table of what is known of NVIDIA's drivers, and how it is known. [For] answers for a
 // version; what holds for all drivers has a name here. docs/development.md says how to add a driver.
 //
-// The package decides nothing. Who meets an unknown driver refuses what the facts are needed for, leaves it out, or warns
-// of it; a forecast takes the measured sizes.
+// The package decides nothing. Who meets an unknown driver refuses what the facts are needed for, leaves it out, or
+// warns of it; a forecast takes the measured sizes.
 package drivers
 
 import (

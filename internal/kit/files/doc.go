@@ -1,8 +1,8 @@
-// Package files knows the files of a job that belong to a checkpoint: what its processes
-// have open or mapped for writing, and the directories that the job has for itself, such as
-// its /dev/shm. It saves them beside the image while the job is paused, and puts them
-// back before criu restores it. What is only read is listed, to be compared. Otherwise a job that resumes from a checkpoint would meet
-// files that are newer than its memory, and criu would refuse those of another size.
+// Package files knows the files of a job that belong to a checkpoint: what its processes have open or mapped for
+// writing, and the directories that the job has for itself, such as its /dev/shm. It saves them beside the image
+// while the job is paused, and puts them back before criu restores it. What is only read is listed, to be compared.
+// Otherwise a job that resumes from a checkpoint would meet files that are newer than its memory, and criu would
+// refuse those of another size.
 //
 // The checkpoint's directory gets a list, cucriu-files.json, and the content:
 // cucriu-file-N, one for each file that is saved, and cucriu-tree-N, one for each directory. Only data is

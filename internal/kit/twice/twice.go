@@ -12,12 +12,13 @@
 //	the record of a move    package jobs     the job belongs to another host, or may
 //	the pids in use         core/inspect     a process has a number that the image needs
 //
-// Each asks [May] with what it has seen, and finds its own words for a refusal; package jobs also reads in the record of
-// a move where it stands. The supervisor that has a job decides in its resume and its lease about what an earlier one has
-// left of it: a sandbox, here or elsewhere, or processes that it had adopted. What a place sees is a [Fact] about one job,
-// and forbids no start of another; only numbers are had once in a pid namespace, whoever has them. Of the image of a
-// plain dump, no more is seen than a restore at work and pids in use: that its job was restored before, into another pid
-// namespace, is not. Whoever makes such namespaces, such as a container engine, restores it once.
+// Each asks [May] with what it has seen, and finds its own words for a refusal; package jobs also reads in the
+// record of a move where it stands. The supervisor that has a job decides in its resume and its lease about what an
+// earlier one has left of it: a sandbox, here or elsewhere, or processes that it had adopted. What a place sees is
+// a [Fact] about one job, and forbids no start of another; only numbers are had once in a pid namespace, whoever
+// has them. Of the image of a plain dump, no more is seen than a restore at work and pids in use: that its job was
+// restored before, into another pid namespace, is not. Whoever makes such namespaces, such as a container engine,
+// restores it once.
 //
 // What else two jobs from an image cannot both have is decided where it is known: addresses and ports, once in a
 // network, by AddressFindings of core/inspect; files, which are shared unless the job gets copies, by privateDirs of
