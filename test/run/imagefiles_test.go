@@ -505,6 +505,7 @@ while a.recv(100): pass
 				for range 2 {
 					job := w.from()
 					r := job.startFrom(w)
+					r.says("from image") // until then the copied report looks like ticks of its own
 					r.ticksOn()
 					log := filepath.Join(job.dir, "output.log")
 					if test.kept == "" {
