@@ -474,7 +474,7 @@ missing.`,
 				remedy := "cucriu run resumes from the newest usable one"
 				switch {
 				case len(args) > 1 || damaged < len(v.picked):
-				case v.job.PID != 0 || v.job.State == jobs.StateUnattended:
+				case v.job.IsUp():
 					remedy = "cucriu jobs checkpoint " + v.job.Name + " makes another"
 				case areLost:
 					remedy = jobs.LostRemedy(v.job.Name, v.job.Dir)

@@ -219,7 +219,7 @@ func migrateOne(ctx context.Context, hook *hooks.Hook, pid int, job string, o mi
 	if err != nil {
 		return migrate.Result{}, err
 	}
-	return migrate.MigrateJob(ctx, hook, jobs.NewMovable(hook, found), o)
+	return migrate.MigrateJob(ctx, hook, jobs.NewLeaving(hook, found), o)
 }
 
 func writeMovedJob(out io.Writer, r migrate.Result, dryRun bool) {

@@ -246,7 +246,7 @@ func (s *core) resumesFrom(all []store.Checkpoint) string {
 		return fmt.Sprintf("the same command makes a checkpoint of the image in %s, and resumes from it", s.staged)
 	}
 	if c := newestOf(all); c != nil {
-		return fmt.Sprintf("the same command resumes from checkpoint %s of %s", c.Name, c.At.Local().Format(time.DateTime))
+		return fmt.Sprintf("the same command resumes from checkpoint %s of %s", c.Name, c.CreatedAt.Local().Format(time.DateTime))
 	}
 	return "none of its checkpoints is known to be usable: see cucriu jobs list " + s.record.Name
 }
@@ -336,7 +336,7 @@ func (s *core) tellRemoved() {
 	if err != nil {
 		return
 	}
-	next, since, left := newestOf(all), s.record.Begun, "there is no other"
+	next, since, left := madeOf(all), s.record.Begun, "there is no other"
 	if next != nil {
 		since, left = next.At, "the newest one is now "+next.Name
 	}
@@ -345,13 +345,22 @@ func (s *core) tellRemoved() {
 }
 
 // newestOf returns the newest checkpoint that is neither damaged nor given up; nil if there is none.
-func newestOf(all []store.Checkpoint) *Made {
+func newestOf(all []store.Checkpoint) *store.Checkpoint {
 	for _, c := range slices.Backward(all) {
 		if c.Usable() {
-			return &Made{Name: c.Name, At: c.CreatedAt}
+			return &c
 		}
 	}
 	return nil
+}
+
+// madeOf is [newestOf] for people.
+func madeOf(all []store.Checkpoint) *Made {
+	c := newestOf(all)
+	if c == nil {
+		return nil
+	}
+	return &Made{Name: c.Name, At: c.CreatedAt}
 }
 
 // A paused job is stopped, and its GPU memory is in host memory. That it is paused is written in

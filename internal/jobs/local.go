@@ -168,7 +168,7 @@ func (l *Local) settle() {
 	if err != nil {
 		return
 	}
-	l.Checkpoint = newestOf(all)
+	l.Checkpoint = madeOf(all)
 	if err := checkMade(l.Dir); err != nil {
 		l.State, l.Failure = StateDamaged, &Failure{At: time.Now(), Message: err.Error()}
 	} else if len(all) > 0 && !slices.ContainsFunc(all, func(c store.Checkpoint) bool { return !c.Damaged() }) {

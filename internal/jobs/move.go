@@ -113,8 +113,8 @@ func NoteArrival(dir, id string) error {
 	return arrivalsKind.Write(dir, all[max(0, len(all)-maxArrivals):])
 }
 
-// HasArrived reports whether the job has come here by a move, whose record was replaced since.
-func HasArrived(dir, id string) (bool, error) {
+// hasArrived reports whether the job has come here by a move, whose record was replaced since.
+func hasArrived(dir, id string) (bool, error) {
 	all, err := arrivals(dir)
 	return slices.Contains(all, id), err
 }

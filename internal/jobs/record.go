@@ -313,7 +313,7 @@ const OutputLog = "output.log"
 
 // OwnFiles are all names that there may be in the directory of a job that has not run here.
 func OwnFiles() []string {
-	return append(TravelFiles(), "lock", "owner.json", "checkpoints", "staged", fenceName, undoName, arrivalsName, moveLockName, moveName,
+	return append(travelFiles(), "lock", "owner.json", "checkpoints", "staged", fenceName, undoName, arrivalsName, moveLockName, moveName,
 		shownImage, privateDir, privateDir+".partial")
 }
 

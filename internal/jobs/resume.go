@@ -85,7 +85,7 @@ func (s *starter) mayReturnTo() (host string, err error) {
 	if err != nil || m.State != MoveArrived || m.Taken {
 		return "", err
 	}
-	if ran, err := MovableIn(s.hook, s.Dir).Resumed(m.Events); err != nil || ran {
+	if ran, err := HasRunSince(s.Dir, m.Events); err != nil || ran {
 		return "", err
 	}
 	return proc.Printable(m.Peer), nil

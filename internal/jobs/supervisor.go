@@ -181,7 +181,7 @@ func Run(ctx context.Context, hook *hooks.Hook, o Options, signals *job.Signals)
 	}
 	local := Local{
 		Metrics: o.Metrics, Name: c.name, Dir: l.known.Dir, PID: os.Getpid(), State: StateBegins, Init: l.known.Init,
-		Where: l.known.Where, OutputFrom: l.known.OutputFrom, Restarts: l.known.Restarts, Checkpoint: newestOf(all),
+		Where: l.known.Where, OutputFrom: l.known.OutputFrom, Restarts: l.known.Restarts, Checkpoint: madeOf(all),
 	}
 	if local.Checkpoint != nil { // of a job that runs on, until it is resumed
 		local.WorkSince = local.Checkpoint.At

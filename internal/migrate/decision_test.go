@@ -7,17 +7,14 @@ import (
 	"path/filepath"
 	"slices"
 	"testing"
-	"time"
 
 	"golang.org/x/sys/unix"
 
 	"cucriu/hooks"
 	"cucriu/hooks/config"
 	"cucriu/internal/jobs"
-	"cucriu/internal/jobs/store"
 	"cucriu/internal/kit/rundir"
 	"cucriu/internal/migrate/commit"
-	"cucriu/internal/testenv"
 )
 
 // fakeArrival is an arrival that notes what is decided.
@@ -63,7 +60,7 @@ func TestAJobThatRunsHereHasNotLeft(t *testing.T) {
 	dir := t.TempDir()
 	hook := &hooks.Hook{Config: config.Default()}
 	hook.Config.RunDir = t.TempDir()
-	s := newJobSource(hook, jobs.NewMovable(hook, jobs.Local{Dir: dir, Name: "train"}), Options{})
+	s := newJobSource(hook, jobs.NewLeaving(hook, jobs.Local{Dir: dir, Name: "train"}), Options{})
 	s.result.ID = "0123456789abcdef"
 	m := jobs.Move{ID: s.result.ID, State: jobs.MoveLeaving, Peer: "b"}
 	if err := errors.Join(m.Write(dir), jobs.NoteLocal(hook.Config.RunDir, dir, jobs.StateRunning)); err != nil {
@@ -87,35 +84,5 @@ func TestAJobThatRunsHereHasNotLeft(t *testing.T) {
 	}
 	if state, err := s.state(); err != nil || state != commit.End {
 		t.Errorf("%v, %v", state, err)
-	}
-}
-
-// TestOnlyTheCheckpointInWhichTheJobEndedIsSent: an older one has less of the job's work.
-func TestOnlyTheCheckpointInWhichTheJobEndedIsSent(t *testing.T) {
-	dir := filepath.Join(t.TempDir(), "D")
-	view, err := store.Open(dir, store.OpenOptions{})
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer view.Close()
-	images := t.TempDir()
-	testenv.WriteFile(t, filepath.Join(images, "some.img"), "some")
-	for range 2 {
-		if _, err := view.Publish(t.Context(), images, store.Info{CreatedAt: time.Now(), RootPID: 7}); err != nil {
-			t.Fatal(err)
-		}
-	}
-	s := &jobSource{of: jobs.MovableIn(new(hooks.Hook), dir)}
-	if err := s.requireNewest("000002"); err != nil {
-		t.Error(err)
-	}
-	if err := s.requireNewest("000001"); err == nil {
-		t.Error("there is a newer one")
-	}
-	if err := view.GiveUp("000002", errors.New("no")); err != nil {
-		t.Fatal(err)
-	}
-	if err := s.requireNewest("000002"); err == nil {
-		t.Error("it cannot be used, and the one before would be sent")
 	}
 }

@@ -20,5 +20,5 @@
 // the destination has everything. So the way back needs neither the network nor a disk.
 //
 // A long job moves another way, as checkpoints: see job_source.go. All that this package knows of long jobs is
-// [jobs.Movable], and the record of a move, [jobs.Move].
+// [jobs.Leaving] at the source, [jobs.Arriving] at the destination, and the record of a move, [jobs.Move].
 package migrate

@@ -7,7 +7,6 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"os"
 	"path/filepath"
 	"slices"
 	"time"
@@ -15,8 +14,6 @@ import (
 	"cucriu/hooks"
 	"cucriu/hooks/preflight"
 	"cucriu/internal/jobs"
-	"cucriu/internal/kit/first"
-	"cucriu/internal/kit/guest"
 	"cucriu/internal/migrate/commit"
 	"cucriu/internal/migrate/prepare"
 )
@@ -40,7 +37,7 @@ import (
 // jobSource is the source's side of the move of a long job.
 type jobSource struct {
 	sourceSession
-	of    *jobs.Movable
+	of    *jobs.Leaving
 	lock  *jobs.MoveLock
 	there map[string]uint32 // the checkpoints that the destination has
 	// warned has what was said of the destination's warnings.
@@ -48,7 +45,7 @@ type jobSource struct {
 	round  int
 }
 
-func newJobSource(hook *hooks.Hook, job *jobs.Movable, o Options) *jobSource {
+func newJobSource(hook *hooks.Hook, job *jobs.Leaving, o Options) *jobSource {
 	s := &jobSource{of: job, there: make(map[string]uint32), warned: make(map[string]bool)}
 	s.sourceSession = sourceSession{job: s, dir: job.Dir, hook: hook.Filled(), options: o, begun: time.Now()}
 	return s
@@ -57,7 +54,7 @@ func newJobSource(hook *hooks.Hook, job *jobs.Movable, o Options) *jobSource {
 // MigrateJob moves a long job with its checkpoints to another host, where a supervisor continues with
 // it. After an error the job stays here, unless the error wraps [hooks.ErrNotBack]. If ctx ends
 // before the destination is ready, the move is given up.
-func MigrateJob(ctx context.Context, hook *hooks.Hook, job *jobs.Movable, o Options) (Result, error) {
+func MigrateJob(ctx context.Context, hook *hooks.Hook, job *jobs.Leaving, o Options) (Result, error) {
 	s := newJobSource(hook, job, o)
 	defer s.close()
 	err := s.run(ctx)
@@ -73,7 +70,7 @@ func (s *jobSource) close() {
 
 // prepare finds the destination, and whether the job can move there.
 func (s *jobSource) prepare(ctx context.Context) (err error) {
-	of, err := s.of.CheckLeaves()
+	of, err := s.of.Announce()
 	if err != nil {
 		return err
 	}
@@ -85,23 +82,11 @@ func (s *jobSource) prepare(ctx context.Context) (err error) {
 	} else if m.State == jobs.MoveLeaving || m.State == jobs.MoveStays {
 		return fmt.Errorf("an earlier move of %s, to %s, was interrupted, and that host has yet to be notified: run cucriu recover; or, if that host is gone permanently, cucriu recover --drop %s", s.of.Name, m.Peer, m.ID)
 	}
-	owner, err := s.of.Owner()
-	if err != nil {
-		return err
-	}
-	newest, _, err := s.of.Newest()
-	if err != nil {
-		return err
-	}
 	if err := s.phase("connect", func() error { return s.connect(ctx) }); err != nil {
 		return err
 	}
 	return s.phase("prepare", func() error {
-		m := jobMessage{
-			Dir: of.Dir, Name: of.Name, Begun: of.Begun,
-			Owner: owner, Bytes: newest.Bytes, Start: s.options.Start,
-		}
-		if err := s.remote.Send(sayJob, m); err != nil {
+		if err := s.remote.Send(sayJob, jobMessage{of, s.options.Start}); err != nil {
 			return err
 		}
 		var has jobWelcome
@@ -132,9 +117,14 @@ func (s *jobSource) move(ctx context.Context) error {
 	if err := reach(ctx, "job.leaving"); err != nil {
 		return err
 	}
-	if needed, err := s.needsFirst(ctx); err != nil {
-		return err
-	} else if needed {
+	needed := s.options.Precopy == PrecopyAlways
+	if !needed {
+		var err error
+		if needed, err = s.of.NeedsCheckpoint(ctx); err != nil {
+			return err
+		}
+	}
+	if needed {
 		if err := s.phase("first checkpoint", func() error { return s.of.Checkpoint(ctx) }); err != nil {
 			return err
 		}
@@ -147,7 +137,7 @@ func (s *jobSource) move(ctx context.Context) error {
 		return err
 	}
 	s.halted = time.Now()
-	if err := s.phase("last checkpoint", func() error { return s.last(ctx) }); err != nil {
+	if err := s.phase("last checkpoint", func() error { return s.of.End(ctx) }); err != nil {
 		return err
 	}
 	if err := reach(ctx, "job.stopped"); err != nil {
@@ -157,36 +147,6 @@ func (s *jobSource) move(ctx context.Context) error {
 		return err
 	}
 	return reach(ctx, "job.ready")
-}
-
-// needsFirst reports whether to make a checkpoint before any goes ahead. The destination judges by
-// the newest, which says nothing about a job whose files are others by now.
-func (s *jobSource) needsFirst(ctx context.Context) (bool, error) {
-	newest, found, err := s.of.Newest()
-	if err != nil || !found || s.options.Precopy == PrecopyAlways {
-		return true, err
-	}
-	return s.of.FilesChanged(ctx, newest.Dir), nil
-}
-
-// last has the job end in a checkpoint, which must be the one that is sent: an older one has less of the
-// job's work.
-func (s *jobSource) last(ctx context.Context) error {
-	made, err := s.of.End(ctx)
-	if err != nil {
-		return err
-	}
-	return s.requireNewest(made)
-}
-
-// requireNewest fails unless a checkpoint is the one that is sent next.
-func (s *jobSource) requireNewest(name string) error {
-	newest, _, err := s.of.Newest()
-	if err == nil && newest.Name != name {
-		err = fmt.Errorf("checkpoint %s, in which the job ended, cannot be used (cucriu jobs verify says why), "+
-			"so the job is not moved", name)
-	}
-	return err
 }
 
 // send sends the checkpoints that the destination has not: all of them while the job keeps running, and
@@ -269,24 +229,12 @@ func (s *jobSource) collect(last bool) (m jobManifest, paths []string, err error
 		paths = append(paths, path)
 		return roundName(len(paths) - 1)
 	}
-	newest, found, err := s.of.Newest()
+	carries, err := s.of.Luggage(s.there, last)
 	if err != nil {
 		return m, nil, err
 	}
-	if !found {
-		return m, nil, errors.New("there is no checkpoint to move")
-	}
-	listed, err := s.of.List(func(name string, crc32c uint32) bool {
-		there, is := s.there[name]
-		return is && there == crc32c || !last || name == newest.Name
-	})
-	if err != nil {
-		return m, nil, err
-	}
-	for _, l := range listed {
-		if there, is := s.there[l.Name]; is && there == l.CRC32C {
-			continue
-		}
+	m.Newest = carries.Newest
+	for _, l := range carries.Checkpoints {
 		c := jobCheckpoint{Listed: l}
 		for _, f := range l.Files {
 			name := ""
@@ -297,18 +245,8 @@ func (s *jobSource) collect(last bool) (m jobManifest, paths []string, err error
 		}
 		m.Checkpoints = append(m.Checkpoints, c)
 	}
-	others := []string{first.File, guest.File} // the checkpoints need them
-	if last {
-		m.Newest, others = newest.Name, jobs.TravelFiles()
-	}
-	for _, name := range others {
-		path := filepath.Join(s.dir, name)
-		switch _, err := os.Lstat(path); {
-		case err == nil:
-			m.Others = append(m.Others, jobFile{Name: name, Sent: add(path)})
-		case !errors.Is(err, os.ErrNotExist):
-			return m, nil, err
-		}
+	for _, name := range carries.Files {
+		m.Others = append(m.Others, jobFile{Name: name, Sent: add(filepath.Join(s.dir, name))})
 	}
 	return m, paths, nil
 }

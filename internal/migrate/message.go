@@ -3,10 +3,7 @@ package migrate
 import (
 	"errors"
 	"fmt"
-	"path/filepath"
 	"regexp"
-	"strings"
-	"time"
 
 	"cucriu/hooks/timeline"
 	"cucriu/internal/jobs"
@@ -141,12 +138,7 @@ type running struct {
 
 // jobMessage describes a long job.
 type jobMessage struct {
-	Dir   string    `json:"dir"`
-	Name  string    `json:"name"`
-	Begun time.Time `json:"begun"`
-	Owner string    `json:"owner"` // tells whether both hosts see one directory
-	// Bytes is how much the checkpoints have that the destination gets.
-	Bytes int64  `json:"bytes"`
+	jobs.Announced
 	Start string `json:"start,omitempty"`
 }
 
@@ -173,7 +165,7 @@ type jobCheckpoint struct {
 }
 
 type jobFile struct {
-	Name string `json:"name"` // one of [jobs.TravelFiles]
+	Name string `json:"name"` // one of [jobs.Luggage].Files
 	Sent string `json:"sent"`
 }
 
@@ -187,14 +179,6 @@ var validID = regexp.MustCompile(`^[0-9a-f]{16}$`)
 func checkID(id string) error {
 	if !validID.MatchString(id) {
 		return fmt.Errorf("%.40q is not the ID of a migration, which has 16 hexadecimal digits", id)
-	}
-	return nil
-}
-
-// checkJobDir refuses an invalid directory of a long job.
-func checkJobDir(dir string) error {
-	if !filepath.IsAbs(dir) || filepath.Clean(dir) != dir || len(dir) > 4000 || dir == "/" || strings.ContainsRune(dir, 0) {
-		return fmt.Errorf("%.80q is not the directory of a job", dir)
 	}
 	return nil
 }

@@ -14,8 +14,10 @@ import (
 	"cucriu/hooks/checkpoint"
 	"cucriu/hooks/preflight"
 	"cucriu/hooks/timeline"
+	"cucriu/internal/jobs"
 	"cucriu/internal/kit/fault"
 	"cucriu/internal/kit/proc"
+	"cucriu/internal/kit/quote"
 	"cucriu/internal/migrate/commit"
 	"cucriu/internal/migrate/prepare"
 	"cucriu/internal/migrate/wire"
@@ -35,14 +37,9 @@ type arrival interface {
 	state() (state commit.DestinationState, known bool, err error)
 	// decide writes the next state down, unless it is, and then lets the copy here run or ends it. Again,
 	// it does what an earlier call has not finished. A job that cannot be resumed is a
-	// [*givenBackError].
+	// [*jobs.ReturnedError].
 	decide(ctx context.Context, next commit.DestinationState) error
 }
-
-// givenBackError says that a job cannot be resumed here, and belongs to its source again.
-type givenBackError struct{ why string }
-
-func (e *givenBackError) Error() string { return "it is returned to the source: " + e.why }
 
 // answerEvent has an arrival answer an event, and returns what the source is to be told. There is
 // nothing if the migration is not known here, or has no copy any more.
@@ -176,7 +173,7 @@ func (d *destination) greet(ctx context.Context) (err error) {
 	if err := checkID(d.peer.ID); err != nil {
 		return err
 	}
-	d.peer.Host = printable(d.peer.Host)
+	d.peer.Host = quote.Foreign(d.peer.Host)
 	if d.identity, err = wire.NewIdentity(); err != nil {
 		return err
 	}
@@ -283,12 +280,12 @@ func (d *destination) handleEvent(e commit.Event) error {
 	ctx := context.Background()
 	do, err := answerEvent(ctx, d.job, e)
 	heard := e == commit.Commit || e == commit.Abort
-	var back *givenBackError
+	var back *jobs.ReturnedError
 	switch {
 	case errors.As(err, &back) && e == commit.ControlLost:
 		return nil // the source asks again
 	case errors.As(err, &back):
-		return d.Send(sayReturned, jobReturned{back.why})
+		return d.Send(sayReturned, jobReturned{back.Why})
 	case err != nil:
 		return err
 	case len(do) == 0 && heard:

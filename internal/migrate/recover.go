@@ -14,6 +14,7 @@ import (
 	"cucriu/internal/jobs"
 	"cucriu/internal/kit/durable"
 	"cucriu/internal/kit/fault"
+	"cucriu/internal/kit/quote"
 	"cucriu/internal/migrate/commit"
 )
 
@@ -23,7 +24,7 @@ import (
 func Recover(ctx context.Context, hook *hooks.Hook) (done []string, err error) {
 	hook = hook.Filled()
 	trees, treesErr := recoverTrees(ctx, hook)
-	all, err := jobs.Movables(hook)
+	all, err := jobs.AllLeaving(hook)
 	errs := []error{treesErr, err}
 	done = trees
 	for _, job := range all {
@@ -81,7 +82,7 @@ func recoverTree(hook *hooks.Hook, r *record) error {
 const supervisorPatience = 10 * time.Second
 
 // recoverJob brings the move of a long job to an end. The message is empty if there was nothing to do.
-func recoverJob(hook *hooks.Hook, job *jobs.Movable) (message string, m jobs.Move, err error) {
+func recoverJob(hook *hooks.Hook, job *jobs.Leaving) (message string, m jobs.Move, err error) {
 	if m, err = jobs.ReadMove(job.Dir); err != nil || m.State == jobs.MoveNone || m.State == jobs.MoveLeft && m.PeerKnows {
 		return "", m, err
 	}
@@ -110,8 +111,8 @@ func recoverJob(hook *hooks.Hook, job *jobs.Movable) (message string, m jobs.Mov
 	case jobs.MoveArriving:
 		message = "the partial copy of " + job.Name + " was removed: it stays at " + m.Peer
 	case jobs.MoveArrived:
-		ran, err := job.Resumed(m.Events)
-		if err != nil || ran || job.PID != 0 || job.IsUnattended() {
+		ran, err := jobs.HasRunSince(job.Dir, m.Events)
+		if err != nil || ran || job.IsUp() {
 			return "", m, err
 		}
 		message = job.Name + " runs here"
@@ -119,14 +120,14 @@ func recoverJob(hook *hooks.Hook, job *jobs.Movable) (message string, m jobs.Mov
 		return "", m, nil
 	}
 	_, err = answerEvent(context.Background(), newMovedJob(hook, job.Dir, m.ID), commit.Recover)
-	if errors.As(err, new(*givenBackError)) {
+	if errors.As(err, new(*jobs.ReturnedError)) {
 		return job.Name + " could not be resumed here, and is returned; run cucriu recover at " + m.Peer, m, nil
 	}
 	return message, m, err
 }
 
 // tellDestination tells the destination of a move what was decided here.
-func tellDestination(hook *hooks.Hook, job *jobs.Movable, m jobs.Move) (string, error) {
+func tellDestination(hook *hooks.Hook, job *jobs.Leaving, m jobs.Move) (string, error) {
 	if len(m.RSH) == 0 {
 		return "", errors.New("its record names no remote shell")
 	}
@@ -213,7 +214,7 @@ func dropAtSource(dir string, m jobs.Move) (message string, err error) {
 	if err := errors.Join(m.Write(dir), jobs.RemoveMove(dir)); err != nil {
 		return "", err
 	}
-	return fmt.Sprintf("the job of %s stays here, and %[2]s was not notified: if %[2]s holds a copy, end it there with cucriu recover --drop %[3]s", dir, printable(m.Peer), m.ID), nil
+	return fmt.Sprintf("the job of %s stays here, and %[2]s was not notified: if %[2]s holds a copy, end it there with cucriu recover --drop %[3]s", dir, quote.Foreign(m.Peer), m.ID), nil
 }
 
 // settleTree decides about the copy of a process tree.
@@ -237,7 +238,7 @@ func findMove(hook *hooks.Hook, name string) (dir string, err error) {
 		}
 		return name, err
 	}
-	all, err := jobs.Movables(hook)
+	all, err := jobs.AllLeaving(hook)
 	if err != nil {
 		return "", err
 	}

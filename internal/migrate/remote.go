@@ -14,7 +14,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"cucriu/internal/kit/failpoint"
-	"cucriu/internal/kit/proc"
+	"cucriu/internal/kit/quote"
 	"cucriu/internal/kit/version"
 	"cucriu/internal/migrate/wire"
 )
@@ -223,7 +223,7 @@ func failureOf(m wire.Message) error {
 	if err := m.Decode(&f); err != nil {
 		return err
 	}
-	return &thereError{text: printable(f.Error), refused: f.Refused, asked: f.Asked}
+	return &thereError{text: quote.Foreign(f.Error), refused: f.Refused, asked: f.Asked}
 }
 
 // thereError is an error of the other host.
@@ -237,16 +237,3 @@ func (e *thereError) Error() string { return "at the destination: " + e.text }
 
 // Refused implements what [preflight.Refused] looks for.
 func (e *thereError) Refused() bool { return e.refused }
-
-// printable makes text of the other host safe for terminals and logs, and bounds it.
-func printable(text string) string {
-	const most = 4000
-	if len(text) > most {
-		text = text[:most] + " …"
-	}
-	lines := strings.Split(text, "\n")
-	for i := range lines {
-		lines[i] = proc.Printable(lines[i])
-	}
-	return strings.Join(lines, "\n")
-}

@@ -37,7 +37,9 @@ func connected(t *testing.T) (here *remote, there *wire.Control) {
 func TestAFailureToDoWhatWasDecided(t *testing.T) {
 	hook := &hooks.Hook{Log: slog.New(slog.DiscardHandler)}
 	process := func() *sourceSession { return &newTreeSource(hook, 1, Options{}).sourceSession }
-	job := func() *sourceSession { return &newJobSource(hook, jobs.MovableIn(hook, "/d"), Options{}).sourceSession }
+	job := func() *sourceSession {
+		return &newJobSource(hook, jobs.NewLeaving(hook, jobs.Local{Dir: "/d"}), Options{}).sourceSession
+	}
 	for name, test := range map[string]struct {
 		of       func() *sourceSession
 		kind     string // empty for the decision itself
@@ -126,7 +128,7 @@ func TestAnotherProtocolIsRefused(t *testing.T) {
 func TestWarningsOfTheDestinationAreSaid(t *testing.T) {
 	var log bytes.Buffer
 	hook := &hooks.Hook{Log: slog.New(slog.NewTextHandler(&log, nil))}
-	s := newJobSource(hook, jobs.MovableIn(hook, "/d"), Options{Host: "gpu-b"})
+	s := newJobSource(hook, jobs.NewLeaving(hook, jobs.Local{Dir: "/d"}), Options{Host: "gpu-b"})
 	remote, there := connected(t)
 	s.remote = remote
 	first := preflight.Warning(preflight.FindingDriver, "is old", "update it")

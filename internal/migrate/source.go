@@ -14,6 +14,7 @@ import (
 	"cucriu/hooks/timeline"
 	"cucriu/internal/jobs"
 	"cucriu/internal/kit/failpoint"
+	"cucriu/internal/kit/quote"
 	"cucriu/internal/migrate/commit"
 	"cucriu/internal/migrate/wire"
 )
@@ -183,7 +184,7 @@ func (s *sourceSession) say(ctx context.Context, state commit.SourceState) (comm
 	if err := answer.Decode(&r); err != nil {
 		return "", &undeliveredError{s.job.undelivered(state, err), state, err}
 	}
-	return "", s.job.returned(ctx, printable(r.Why))
+	return "", s.job.returned(ctx, quote.Foreign(r.Why))
 }
 
 // undeliveredError says what is where, and what decides.

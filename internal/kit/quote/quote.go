@@ -56,3 +56,14 @@ func escape(text, keep string) string {
 	}
 	return escaped.String()
 }
+
+// mostBytes is how much text of another host a message has.
+const mostBytes = 4000
+
+// Foreign is [Lines] for text of another host or program, of which it keeps the first 4,000 bytes.
+func Foreign(text string) string {
+	if len(text) > mostBytes {
+		text = text[:mostBytes] + " …"
+	}
+	return Lines(text)
+}

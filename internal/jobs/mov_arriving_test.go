@@ -1,4 +1,4 @@
-package migrate
+package jobs
 
 import (
 	"errors"
@@ -8,7 +8,6 @@ import (
 	"time"
 
 	"cucriu/hooks"
-	"cucriu/internal/jobs"
 	"cucriu/internal/jobs/store"
 )
 
@@ -40,7 +39,7 @@ func TestADamagedFileThatASentCheckpointSharesIsFound(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	listed, err := have(jobs.MovableIn(new(hooks.Hook), dir))
+	listed, err := NewArriving(new(hooks.Hook), dir, "").have()
 	if err != nil || len(listed) != 2 {
 		t.Fatalf("there are %v, %v", listed, err)
 	}
@@ -50,21 +49,21 @@ func TestADamagedFileThatASentCheckpointSharesIsFound(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	if err := os.WriteFile(path("000001"), []byte("damaged"), 0o600); err != nil {
+	if err := errors.Join(s.Close(), os.WriteFile(path("000001"), []byte("damaged"), 0o600)); err != nil {
 		t.Fatal(err)
 	}
 	if err := os.Link(path("000001"), path("000002")); err != nil {
 		t.Fatal(err)
 	}
-	d := &jobArrival{movedJob: *newMovedJob(new(hooks.Hook), dir, "")}
-	if err := errors.Join(s.Close(), d.moved.Open()); err != nil {
+	j := NewArriving(new(hooks.Hook), dir, "")
+	if j.store, err = store.Open(dir, store.OpenOptions{}); err != nil {
 		t.Fatal(err)
 	}
-	defer d.moved.Close()
-	if _, err := d.verify(t.Context(), jobManifest{Checkpoints: []jobCheckpoint{{Listed: listed[1]}}}); err == nil {
+	defer j.Close()
+	if _, err := j.Verify(t.Context(), func(name string) bool { return name == listed[1].Name }); err == nil {
 		t.Error("the damage is not found")
 	}
-	if listed, err := have(jobs.MovableIn(new(hooks.Hook), dir)); err != nil || len(listed) != 0 {
+	if listed, err := NewArriving(new(hooks.Hook), dir, "").have(); err != nil || len(listed) != 0 {
 		t.Errorf("the destination says that it has %v, %v", listed, err)
 	}
 }

@@ -13,13 +13,12 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"cucriu/hooks"
 	"cucriu/internal/kit/failpoint"
 	"cucriu/internal/kit/self"
 )
 
-// ErrUnclear says that it cannot be told whether a job runs or has run.
-var ErrUnclear = errors.New("cannot tell whether the job runs")
+// errUnclear says that it cannot be told whether a job runs or has run.
+var errUnclear = errors.New("cannot tell whether the job runs")
 
 const (
 	// StartPatience is how long a job may take to be resumed.
@@ -29,13 +28,13 @@ const (
 	servicePatience = time.Minute
 )
 
-// Start starts the supervisor of the job, which has arrived by a move, and waits until the job runs. It does nothing if
-// the job runs or has run since it arrived. Any error other than [ErrUnclear] says that it has not run.
-func (j *Movable) Start(ctx context.Context, m Move) error {
-	if ran, err := j.Resumed(m.Events); err != nil || ran {
+// start starts the supervisor of the job, which has arrived by a move, and waits until the job runs. It does nothing if
+// the job runs or has run since it arrived. Any error other than [errUnclear] says that it has not run.
+func (j *Arriving) start(ctx context.Context, m Move) error {
+	if ran, err := HasRunSince(j.dir, m.Events); err != nil || ran {
 		return unclear(err)
 	}
-	if of, err := Describe(j.Dir); err != nil || of.Finished {
+	if of, err := Describe(j.dir); err != nil || of.Finished {
 		return unclear(err)
 	}
 	if err := failpoint.Hit(ctx, "job.starting", 0); err != nil {
@@ -51,21 +50,21 @@ func (j *Movable) Start(ctx context.Context, m Move) error {
 		}
 		deadline = time.Now().Add(servicePatience)
 	} else {
-		flags, err := Flags(j.Dir)
+		flags, err := Flags(j.dir)
 		if err != nil && !errors.Is(err, os.ErrNotExist) {
 			return err
 		}
-		cmd, err := detached(j.Dir, flags)
+		cmd, err := detached(j.dir, flags)
 		if err != nil {
 			return err
 		}
 		go func() { ended <- cmd.Wait() }()
 	}
 	for {
-		if ran, err := j.Resumed(m.Events); err != nil || ran {
+		if ran, err := HasRunSince(j.dir, m.Events); err != nil || ran {
 			return unclear(err)
 		}
-		local, err := Find(j.hook.Config.RunDir, j.Dir)
+		local, err := Find(j.hook.Config.RunDir, j.dir)
 		if err != nil {
 			return unclear(err)
 		}
@@ -81,21 +80,21 @@ func (j *Movable) Start(ctx context.Context, m Move) error {
 		}
 		select {
 		case err := <-ended:
-			if ran, lookErr := j.Resumed(m.Events); lookErr != nil || ran {
+			if ran, lookErr := HasRunSince(j.dir, m.Events); lookErr != nil || ran {
 				return unclear(lookErr)
 			}
-			local, _ := Find(j.hook.Config.RunDir, j.Dir)
+			local, _ := Find(j.hook.Config.RunDir, j.dir)
 			if local.PID != 0 { // another one is quicker
 				time.Sleep(startLook)
 				ended <- err
 				continue
 			}
-			return fmt.Errorf("its supervisor has ended (%w): %s", orEnded(err), lastOf(filepath.Join(j.Dir, SupervisorLog)))
+			return fmt.Errorf("its supervisor has ended (%w): %s", orEnded(err), lastOf(filepath.Join(j.dir, SupervisorLog)))
 		case <-time.After(startLook):
 		}
 		if time.Now().After(deadline) {
 			return fmt.Errorf("%w: it was not up after %v, see cucriu jobs list and %s there",
-				ErrUnclear, StartPatience, SupervisorLog)
+				errUnclear, StartPatience, SupervisorLog)
 		}
 	}
 }
@@ -111,7 +110,7 @@ func unclear(err error) error {
 	if err == nil {
 		return nil
 	}
-	return fmt.Errorf("%w: %w", ErrUnclear, err)
+	return fmt.Errorf("%w: %w", errUnclear, err)
 }
 
 // detached starts a supervisor that does not end with this program, nor with ssh.
@@ -149,33 +148,3 @@ func lastOf(path string) string {
 // SupervisorLog is where a supervisor writes that was started for a job that has arrived, in the
 // job's directory.
 const SupervisorLog = "supervisor.log"
-
-const (
-	// backPatience is how long a job may take to be resumed here.
-	backPatience = 30 * time.Minute
-	// missingPatience is how long its supervisor may not be seen.
-	missingPatience = 5 * time.Second
-)
-
-// AwaitBack waits until the job runs here: its supervisor resumes it once it is decided that the job stays.
-func (j *Movable) AwaitBack() error {
-	missing := time.Now()
-	for deadline := time.Now().Add(backPatience); time.Now().Before(deadline); time.Sleep(startLook) {
-		local, err := Find(j.hook.Config.RunDir, j.Dir)
-		switch {
-		case err != nil:
-			return fmt.Errorf("%w: %w", hooks.ErrNotBack, err)
-		case local.Runs(), local.State == StateFinished, local.State == StateEnded, local.State == StateUnattended:
-			return nil
-		case local.PID != 0:
-			missing = time.Now()
-		case time.Since(missing) > missingPatience:
-			text := "its cucriu run has ended meanwhile: the same command resumes from its newest checkpoint"
-			if local.Failure != nil {
-				text += "; it said: " + local.Failure.Message
-			}
-			return fmt.Errorf("%w: %s does not run here: %s", hooks.ErrNotBack, j.Name, text)
-		}
-	}
-	return fmt.Errorf("%w: %s was not resumed within %v: see cucriu jobs list", hooks.ErrNotBack, j.Name, backPatience)
-}
