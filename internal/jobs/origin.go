@@ -344,7 +344,8 @@ func (s *starter) startFromImage(ctx context.Context) error {
 	}
 	if dir, _ := ownerOf(from.Path); dir != "" {
 		if err := store.NoteStarted(from.Path, Key(s.Dir), s.Dir); err != nil { // it may be read-only
-			s.say(fmt.Sprintf("nothing keeps the owner of image %s from removing it: %v", from.Path, err))
+			s.say(fmt.Sprintf("image %s is not pinned, and its owner may remove it while this job needs it "+
+				"(cucriu jobs pin on a host that can write there prevents that): %v", from.Path, err))
 		}
 	}
 	if err := failpoint.Hit(ctx, "image.noted", 0); err != nil {

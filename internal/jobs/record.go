@@ -114,7 +114,8 @@ func readRecord(o Options) (r record, change bool, err error) {
 	if r.Dir != "" && !isSame(r.Dir, o.Dir) {
 		remedy := "move it back, or mount it there (mount --bind)"
 		if _, err := Describe(r.Dir); err == nil {
-			remedy = "use that one, where a job is; if this copy is not needed, remove it with rm -r " + o.Dir
+			remedy = "use that one, where a job is; if this is a copy that is not needed, and not the same directory mounted twice, " +
+				"remove it with rm -r " + o.Dir
 		}
 		return record{}, false, fault.New(fmt.Sprintf("%s was moved or copied: the job's checkpoints can be restored as %s", o.Dir, r.Dir), remedy)
 	}
