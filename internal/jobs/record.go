@@ -48,11 +48,15 @@ type finished struct {
 	At     time.Time `json:"at"`
 }
 
-const recordVersion = 1
+// A job from an image has version 2: earlier versions of cucriu would resume it in the files of the job of the image.
+const (
+	recordVersion   = 1
+	recordFromImage = 2
+)
 
 // recordKind is one whose record may have another name yet: see [describeAs].
 var recordKind = records.Kind[record]{
-	Version: recordVersion,
+	Version: recordFromImage,
 	Remedy:  "restore it from a backup; or, if the job has not finished, move it away and name the command to cucriu run again: the job resumes from its checkpoints",
 	Check: func(r *record) error {
 		if r.Version < recordVersion || len(r.Command) == 0 {
@@ -239,6 +243,9 @@ func isSame(a, b string) bool {
 }
 
 func (r record) write(dir string) error {
+	if r.Image != nil {
+		r.Version = recordFromImage
+	}
 	return recordKind.Write(filepath.Join(dir, recordName), r)
 }
 
