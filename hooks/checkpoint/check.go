@@ -1,6 +1,7 @@
 package checkpoint
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -122,7 +123,7 @@ func CheckRestore(ctx context.Context, hook *hooks.Hook, dir string, except func
 		return findings, err
 	}
 	recorded, err := image.ReadOptions(dir)
-	if err != nil {
+	if err = cmp.Or(err, refuseNewer(recorded)); err != nil {
 		return nil, err
 	}
 	more, err := env.Host().CheckImage(ctx, img)

@@ -1,6 +1,7 @@
 package checkpoint
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -13,8 +14,10 @@ import (
 
 	"cucriu/hooks/image"
 	"cucriu/hooks/preflight"
+	"cucriu/internal/core/agent"
 	"cucriu/internal/core/inspect"
 	"cucriu/internal/core/session"
+	"cucriu/internal/kit/fault"
 	"cucriu/internal/kit/inventory"
 	"cucriu/internal/kit/proc"
 )
@@ -55,6 +58,9 @@ func addNeeds(ctx context.Context, env *session.Env, options *Options, advice *i
 	// What was given by hand counts for the restore, too.
 	found.ShellJob, found.TCPEstablished, found.FileLocks = options.RPC.GetShellJob(), options.RPC.GetTcpEstablished(), options.RPC.GetFileLocks()
 	found.ExtUnixSk = options.RPC.GetExtUnixSk()
+	for _, p := range advice.Processes {
+		found.Library = max(found.Library, agent.VersionIn(p.PID))
+	}
 	return needs, &found, wanted.Removed, nil
 }
 
@@ -81,7 +87,7 @@ func addRecorded(env *session.Env, options *Options, dir string) error {
 	if err != nil {
 		return err
 	}
-	if err := env.Refuse(inspect.SurroundingsFindings(recorded, os.Stdin)); err != nil {
+	if err := cmp.Or(refuseNewer(recorded), env.Refuse(inspect.SurroundingsFindings(recorded, os.Stdin))); err != nil {
 		return err
 	}
 	recorded.GhostLimit = 0   // the files are in the image
@@ -90,6 +96,15 @@ func addRecorded(env *session.Env, options *Options, dir string) error {
 	outputs, err := options.outputs(env, recorded.Pipes)
 	options.Inherit = slices.Concat(options.Inherit, outputs)
 	return err
+}
+
+// refuseNewer refuses an image with a library that this program does not know, and could not have bring memory back.
+func refuseNewer(recorded image.Options) error {
+	if recorded.Library <= agent.Latest {
+		return nil
+	}
+	return preflight.AsRefusal(fault.New(fmt.Sprintf("its processes have cucriu's library of version %d, and this cucriu "+
+		"knows those up to %d", recorded.Library, agent.Latest), recorded.MakerRemedy()))
 }
 
 // outputs gives the job our output in place of pipes whose readers are not in the image.

@@ -6,7 +6,9 @@ import (
 	"slices"
 	"time"
 
+	"cucriu/internal/kit/proc"
 	"cucriu/internal/kit/records"
+	"cucriu/internal/kit/version"
 )
 
 // OptionsName is the file name of the options of CRIU that an image was made with and
@@ -33,6 +35,10 @@ type Options struct {
 	// The clocks of the job right after it was dumped, for one that is started from the image; 0 if they are not known.
 	Monotonic time.Duration `json:"monotonic_ns,omitempty"`
 	Boottime  time.Duration `json:"boottime_ns,omitempty"`
+
+	// The version of cucriu that has made the image, and the newest one of its library in the job.
+	Cucriu  string `json:"cucriu,omitempty"`
+	Library int    `json:"library,omitempty"`
 
 	// What the restore must find on its host.
 	Terminal bool     `json:"terminal,omitempty"` // the job has one
@@ -75,10 +81,19 @@ func (o Options) Arguments() []string {
 
 // Write records the options in an image directory.
 func (o Options) Write(dir string) error {
+	o.Cucriu = version.Version
 	if err := optionsKind.Write(dir, o); err != nil {
 		return fmt.Errorf("record criu's options: %w", err)
 	}
 	return nil
+}
+
+// MakerRemedy says which cucriu can restore the image.
+func (o Options) MakerRemedy() string {
+	if o.Cucriu == "" {
+		return "use the version of cucriu that has made it"
+	}
+	return "use cucriu " + proc.Printable(o.Cucriu) + ", which has made it, or a newer one"
 }
 
 // ReadOptions reads the options of an image. They are empty if none are recorded.

@@ -182,6 +182,9 @@ const (
 	commandOffset = 12
 )
 
+// Latest is the newest version of the library that this program knows.
+const Latest = version
+
 var magic = [8]byte{'c', 'u', 'c', 'r', 'i', 'u', 1}
 
 // Agent is the agent of a process.
@@ -224,6 +227,21 @@ func Find(process *proc.Process) (*Agent, error) {
 	return nil, nil
 }
 
+// VersionIn returns the version of the library in a process; 0 if it has none that this program knows.
+func VersionIn(pid int) int {
+	process, err := proc.Open(pid)
+	if err != nil {
+		return 0
+	}
+	defer process.Close()
+	a, err := Find(process)
+	if err != nil || a == nil {
+		return 0
+	}
+	box, _ := a.read()
+	return int(box.Version)
+}
+
 // endOf returns where what a version's mailbox has ends.
 func endOf(v int) int {
 	end := binary.Size(mailbox{})
@@ -243,7 +261,7 @@ func endOf(v int) int {
 }
 
 func (a *Agent) read() (box mailbox, err error) {
-	data := make([]byte, endOf(version))
+	data := make([]byte, binary.Size(mailbox{})) // what an earlier version lacks is 0
 	for v, read := 1, 0; v <= version; v++ {
 		if v > 1 && int(binary.LittleEndian.Uint32(data[versionOffset:])) < v {
 			break
