@@ -50,6 +50,7 @@ build: need-go guest ## bin/cucriu, bin/cucriu-hook and bin/cuda-checkpoint, and
 	$(GOBUILD) -o bin/ ./cmd/cucriu ./cmd/cucriu-hook ./cmd/cuda-checkpoint
 	$(GOBUILD) -tags failpoint -o build/test/ ./cmd/cucriu ./cmd/cucriu-hook ./test/gocriu ./test/bench ./test/bench/serial-hook
 	cd test/embed && $(GOBUILD) -tags failpoint -o ../../build/test/embed .
+	scripts/build-older.sh
 
 # Without a C compiler the programs have no library and no first process for jobs.
 .PHONY: guest

@@ -31,6 +31,7 @@ import (
 	"cucriu/internal/kit/first"
 	"cucriu/internal/kit/guest"
 	"cucriu/internal/kit/imagedir"
+	"cucriu/internal/kit/records"
 	"cucriu/internal/kit/twice"
 )
 
@@ -137,6 +138,9 @@ func resolveImage(asked string) (string, error) {
 	if err != nil {
 		return "", err
 	}
+	if last := len(all) - 1; last >= 0 && errors.Is(all[last].Err, records.ErrNewer) { // no older one without a word
+		return "", byMaker(all[last].Dir, all[last].Err)
+	}
 	newest := newestOf(all)
 	if newest == nil {
 		return "", fault.New("that job has no checkpoint that can be used", "make one: cucriu jobs checkpoint "+asked)
@@ -155,6 +159,7 @@ func ownerOf(image string) (dir string, of record) {
 
 // readOrigin reads what an image is that jobs can be started from.
 func readOrigin(path string) (c store.Checkpoint, from origin, err error) {
+	defer func() { err = byMaker(path, err) }()
 	c, err = store.ReadImage(path)
 	if err != nil {
 		return c, from, err
@@ -186,6 +191,16 @@ func readOrigin(path string) (c store.Checkpoint, from origin, err error) {
 	}
 	from.Dir = resolve(from.Dir) // as criu names what is in it
 	return c, from, nil
+}
+
+// byMaker has an error about what a newer cucriu has written say which that is.
+func byMaker(dir string, err error) error {
+	explained := new(fault.Explained)
+	if !errors.Is(err, records.ErrNewer) || !errors.As(err, &explained) {
+		return err
+	}
+	made, _ := image.ReadOptions(dir)
+	return fault.Because(err, explained.Meaning(), made.MakerRemedy())
 }
 
 // own lists the directories in which the job has files of its own.

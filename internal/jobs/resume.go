@@ -27,6 +27,7 @@ import (
 	"cucriu/internal/kit/fault"
 	"cucriu/internal/kit/files"
 	"cucriu/internal/kit/proc"
+	"cucriu/internal/kit/records"
 	"cucriu/internal/kit/units"
 )
 
@@ -219,6 +220,9 @@ func readAhead(ctx context.Context, images string) {
 // restore restores a checkpoint in a new sandbox, which sees it at image.At. copies says that the job's files are fresh
 // copies.
 func (s *starter) restore(ctx context.Context, c store.Checkpoint, image sandbox.Shown, copies bool) error {
+	if errors.Is(c.Err, records.ErrNewer) { // an older one would lose work
+		return preflight.AsRefusal(byMaker(c.Dir, c.Err))
+	}
 	if c.Err != nil {
 		return c.Err
 	}
@@ -228,7 +232,7 @@ func (s *starter) restore(ctx context.Context, c store.Checkpoint, image sandbox
 	if err := s.store.Check(ctx, c); errors.As(err, new(*store.DamageError)) {
 		return err
 	} else if err != nil { // an older one would lose work
-		return preflight.AsRefusal(err)
+		return preflight.AsRefusal(byMaker(c.Dir, err))
 	}
 	s.steps.over("verify")
 	if err := s.checkNames(c.Dir); err != nil {

@@ -18,6 +18,7 @@ import (
 	"cucriu/internal/kit/durable"
 	"cucriu/internal/kit/imagedir"
 	"cucriu/internal/kit/pages"
+	"cucriu/internal/kit/records"
 )
 
 // DamageError says what of a checkpoint is not as it was written.
@@ -129,7 +130,7 @@ func check(ctx context.Context, c Checkpoint, workers int, read func(bytes int))
 		switch {
 		case ctx.Err() != nil:
 			return err
-		case durable.HostRemedy(err) != "":
+		case durable.HostRemedy(err) != "", errors.Is(err, records.ErrNewer):
 			return fmt.Errorf("checkpoint %s: %w", c.Name, err)
 		}
 		if of := new(imagedir.FileError); errors.As(err, &of) {
