@@ -89,6 +89,7 @@ func (b *wayBack) fill(ctx context.Context, t *Target) error {
 		}
 		return fmt.Errorf("the GPU state of process %d (%s): %w", t.PID, t.Member.Name, err)
 	}
+	b.noteResident()
 	if t.lacks == lacksAll && t.moved.Size() > 0 {
 		t.lacks = lacksMoved
 		return nil
@@ -99,6 +100,14 @@ func (b *wayBack) fill(ctx context.Context, t *Target) error {
 	}
 	b.nothingIsLacking(t)
 	return b.Failpoint(ctx, string(b.Kind)+".back.filled")
+}
+
+// noteResident notes what is filled in as memory that is taken.
+func (b *wayBack) noteResident() {
+	var hasMore bool
+	if b.Update(func() { hasMore = session.NoteResident(&b.Record) }); hasMore {
+		b.Note()
+	}
 }
 
 // nothingIsLacking notes that a process needs the files no more.

@@ -34,6 +34,8 @@ type Host struct {
 	Visible  []cudackpt.GPU // by the processes of a restore; nil: those that this program sees
 	// Promised returns what must be left of the GPUs' free memory for others; nil: nothing.
 	Promised func() MemoryNeed
+	// PromisedMemory returns what must be left of the host's memory for others; nil: nothing.
+	PromisedMemory func() []HostNeed
 	// Criu is the path of the criu that is to dump; empty if that is not known.
 	Criu string
 	// Timeout limits how long a check waits for a process to answer.

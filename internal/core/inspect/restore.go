@@ -108,7 +108,8 @@ func (n MemoryNeed) Require(ctx context.Context, driver *cudackpt.Driver, promis
 		if memory.Free-n[uuid] < promised[uuid] {
 			text := fmt.Sprintf("%v has %d MiB free, of which jobs that are being dumped or restored may need %d MiB, and "+
 				"the restore needs %d MiB", uuid, memory.Free>>20, promised[uuid]>>20, n[uuid]>>20)
-			return &memoryError{fault.New(text, "try again when they are done, or map to another GPU"), true}
+			remedy := "try again when they are done, or map to another GPU"
+			return &memoryError{Explained: fault.New(text, remedy), patience: promisePatience}
 		}
 	}
 	return nil
@@ -195,18 +196,6 @@ func neighbor(ctx context.Context, processes []Process, contexts func() ([]int, 
 	}
 }
 
-// memoryError says that a GPU has too little free memory.
-type memoryError struct {
-	*fault.Explained
-	promised bool // there would be enough without what is promised to others
-}
-
-// IsPromised reports whether an error says that free memory is promised to others.
-func IsPromised(err error) bool {
-	refused, is := errors.AsType[*memoryError](err)
-	return is && refused.promised
-}
-
 // DriverVersionError says that an image was made with another driver than this host has.
 type DriverVersionError struct {
 	*fault.Explained
@@ -225,7 +214,7 @@ func PlanFinding(err error) preflight.Finding {
 	case errors.As(err, &mapError):
 		return preflight.New(preflight.FindingGPUMap, mapError.Cause, mapError.Remedy)
 	case errors.As(err, &memory):
-		return preflight.Found(preflight.FindingGPUMemory, err)
+		return preflight.Found(cmp.Or(memory.Finding, preflight.FindingGPUMemory), err)
 	}
 	return driverFinding(err)
 }
@@ -263,7 +252,7 @@ func (h Host) CheckImage(ctx context.Context, img *imagedir.Image) (preflight.Fi
 	if err != nil {
 		findings = append(findings, PlanFinding(err))
 	}
-	return findings, nil
+	return append(findings, h.memoryFindings(img.Dir, &manifest)...), nil
 }
 
 // SurroundingsFindings refuse a restore on a host that lacks what the job was connected

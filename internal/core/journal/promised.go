@@ -37,10 +37,30 @@ func isWatched(dir string) bool {
 // no room any more is lost. Of restores only those count that began before of, so that no two wait for each other; all
 // do if of is nil. What is held for the same decision is the same job. Sessions that cannot be read do not count.
 func Promised(runDir string, of *Session, hold *Hold) inspect.MemoryNeed {
+	need := make(inspect.MemoryNeed)
+	for _, s := range atWork(runDir, of, hold) {
+		s.promise(need)
+	}
+	return need
+}
+
+// PromisedMemory returns in the same way what restores still need of the host's memory. What their processes have by
+// now is not available any more.
+func PromisedMemory(runDir string, of *Session, hold *Hold) (needs []inspect.HostNeed) {
+	for _, s := range atWork(runDir, of, hold) {
+		if need := s.HostMemory; s.Outcome == "" && !s.Restored && need.Bytes > s.Resident {
+			need.Bytes -= s.Resident
+			needs = append(needs, need)
+		}
+	}
+	return needs
+}
+
+// atWork returns the sessions that [Promised] counts.
+func atWork(runDir string, of *Session, hold *Hold) (sessions []*Session) {
 	if host := outer(runDir); host != "" {
 		runDir = host
 	}
-	need := make(inspect.MemoryNeed)
 	for _, runDir := range append(related(runDir), runDir) {
 		dirs, _ := Dirs(filepath.Join(runDir, rundir.Sessions))
 		for _, dir := range dirs {
@@ -51,11 +71,11 @@ func Promised(runDir string, of *Session, hold *Hold) inspect.MemoryNeed {
 			isLater := of != nil && s.Kind == KindRestore && !s.Created.Before(of.Created)
 			isSame := hold != nil && s.Hold != nil && s.Hold.ID == hold.ID
 			if err == nil && !isLater && !isSame {
-				s.promise(need)
+				sessions = append(sessions, s)
 			}
 		}
 	}
-	return need
+	return sessions
 }
 
 // promise adds what the processes of a session need on their way back.

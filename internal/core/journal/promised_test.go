@@ -25,6 +25,7 @@ func TestWhatIsPromisedOfTheGPUs(t *testing.T) {
 	}
 	restore := Record{
 		Kind: KindRestore, Criu: ident, Step: StepPreRestore, Created: time.Unix(100, 0),
+		HostMemory: inspect.HostNeed{Bytes: 100, Groups: []uint64{7}},
 		Manifest: &imagedir.Manifest{
 			Version: 1, DriverVersion: "580.159.04", RootPID: 1,
 			Processes: []imagedir.Process{{PID: 1, Name: "job", GPUs: []cudackpt.GPU{{UUID: gpu}}, MemoryBytes: holds}},
@@ -44,6 +45,7 @@ func TestWhatIsPromisedOfTheGPUs(t *testing.T) {
 		hold    *Hold
 		inner   bool
 		nothing bool
+		memory  uint64 // of the host
 	}{
 		"a dump":                        {record: dump},
 		"a dump in a sandbox":           {record: dump, inner: true},
@@ -55,8 +57,15 @@ func TestWhatIsPromisedOfTheGPUs(t *testing.T) {
 		"what is suspended": {
 			record: but(dump, func(r *Record) { r.Kind, r.Step = KindSuspend, StepSuspended }), nothing: true,
 		},
-		"a restore":                    {record: restore},
-		"a restore that began earlier": {record: restore, of: asked},
+		"a restore":                    {record: restore, memory: 100},
+		"a restore that began earlier": {record: restore, of: asked, memory: 100},
+		"what has a part of its memory": {
+			record: but(restore, func(r *Record) { r.Resident = 60 }), memory: 40,
+		},
+		"what has all of its memory": {record: but(restore, func(r *Record) { r.Resident = 101 })},
+		"a restore that has failed": {
+			record: but(restore, func(r *Record) { r.Outcome = OutcomeKilled }), nothing: true,
+		},
 		"a restore that began later":   {record: but(restore, later), of: asked, nothing: true},
 		"what another migration holds": {record: held, hold: &Hold{ID: "b"}},
 		"what the same one holds":      {record: held, hold: &Hold{ID: "a"}, nothing: true},
@@ -91,6 +100,13 @@ func TestWhatIsPromisedOfTheGPUs(t *testing.T) {
 			}
 			if got := Promised(runDir, test.of, test.hold); !reflect.DeepEqual(got, want) {
 				t.Errorf("%v, want %v", got, want)
+			}
+			var memory []inspect.HostNeed
+			if test.memory > 0 {
+				memory = append(memory, inspect.HostNeed{Bytes: test.memory, Groups: []uint64{7}})
+			}
+			if got := PromisedMemory(runDir, test.of, test.hold); !reflect.DeepEqual(got, memory) {
+				t.Errorf("%v of the host's memory, want %v", got, memory)
 			}
 		})
 	}

@@ -9,6 +9,7 @@ import (
 	"cucriu/hooks/config"
 	"cucriu/hooks/timeline"
 	"cucriu/internal/core/gpumap"
+	"cucriu/internal/core/inspect"
 	"cucriu/internal/kit/imagedir"
 	"cucriu/internal/kit/proc"
 	"cucriu/internal/kit/records"
@@ -95,7 +96,10 @@ type Record struct {
 	Map      []config.Rule     `json:"map,omitempty"`
 	Unmapped config.Policy     `json:"unmapped,omitempty"`
 	Written  *imagedir.Written `json:"written,omitempty"` // of a dump
-	Phases   timeline.Phases   `json:"phases"`
+	// HostMemory is what a restore needs of the host's memory, and Resident the most that its processes had of it.
+	HostMemory inspect.HostNeed `json:"host_memory,omitzero"`
+	Resident   uint64           `json:"resident,omitempty"`
+	Phases     timeline.Phases  `json:"phases"`
 	// KeeperFD is the watcher's descriptor of a socket with what the GPUs keep of the processes, or 0.
 	KeeperFD int `json:"keeper_fd,omitempty"`
 	// Hold is set if the processes stay held after criu until somebody decides what becomes of them.

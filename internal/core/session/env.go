@@ -26,8 +26,9 @@ func Of(hook *config.Hook) *Env { return &Env{*hook.Filled()} }
 func (env *Env) Host() inspect.Host {
 	return inspect.Host{
 		Driver: env.OpenDriver, Map: env.Config.GPUs.Map, Unmapped: env.Config.GPUs.Unmapped,
-		Timeout:  env.Config.Lock.Timeout,
-		Promised: func() inspect.MemoryNeed { return env.Promised(nil, nil) },
+		Timeout:        env.Config.Lock.Timeout,
+		Promised:       func() inspect.MemoryNeed { return env.Promised(nil, nil) },
+		PromisedMemory: func() []inspect.HostNeed { return env.PromisedMemory(nil, nil) },
 	}
 }
 
@@ -36,15 +37,17 @@ func (env *Env) Promised(of *journal.Session, hold *journal.Hold) inspect.Memory
 	return journal.Promised(env.Config.RunDir, of, hold)
 }
 
-// promisePatience is how long a restore waits for GPU memory that others may need on their way back.
-const promisePatience = time.Minute
+// PromisedMemory is [journal.PromisedMemory] for the run directory.
+func (env *Env) PromisedMemory(of *journal.Session, hold *journal.Hold) []inspect.HostNeed {
+	return journal.PromisedMemory(env.Config.RunDir, of, hold)
+}
 
-// AwaitRoom tries something again while GPU memory is free that others may need on their way back.
+// AwaitRoom tries something again while there may soon be the memory for it: see [inspect.Patience].
 func (env *Env) AwaitRoom(ctx context.Context, try func() error) error {
-	patience := time.After(promisePatience)
+	begun := time.Now()
 	for said := false; ; said = true {
 		err := try()
-		if !inspect.IsPromised(err) {
+		if time.Since(begun) >= inspect.Patience(err) {
 			return err
 		}
 		if !said {
@@ -52,8 +55,6 @@ func (env *Env) AwaitRoom(ctx context.Context, try func() error) error {
 		}
 		select {
 		case <-ctx.Done():
-			return err
-		case <-patience:
 			return err
 		case <-time.After(50 * time.Millisecond): // there is no event to wait for
 		}

@@ -60,6 +60,24 @@ func measureOf(r *journal.Record, step string) func() (done, total int64) {
 	return nil
 }
 
+// NoteResident notes how much of the host's memory the processes of a restore have by now, as others count on the rest:
+// see [journal.PromisedMemory]. It reports whether that is more than before.
+func NoteResident(r *journal.Record) bool {
+	if r.Resident >= r.HostMemory.Bytes {
+		return false
+	}
+	var pids []int
+	for _, id := range r.Tree {
+		pids = append(pids, id.PID)
+	}
+	now := uint64(resident(pids))
+	if now <= r.Resident {
+		return false
+	}
+	r.Resident = now
+	return true
+}
+
 func resident(pids []int) int64 {
 	var sum int64
 	for _, pid := range pids {

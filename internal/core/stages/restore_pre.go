@@ -36,6 +36,10 @@ func (c *call) preRestore(ctx context.Context) (err error) {
 	manifest, err := img.Manifest()
 	if errors.Is(err, os.ErrNotExist) {
 		c.Log.Info("the image contains no CUDA process")
+		promised := func() []inspect.HostNeed { return c.PromisedMemory(nil, nil) }
+		if err := c.requireMemory(ctx, c.hostNeed(nil), promised); err != nil {
+			return err
+		}
 		return freeAddresses(ctx, c.Log, img)
 	}
 	if err == nil {
@@ -67,6 +71,11 @@ func (c *call) preRestore(ctx context.Context) (err error) {
 	for _, input := range inputs {
 		files = append(files, input.Files()...)
 	}
+	memory := c.hostNeed(&manifest)
+	err = c.requireMemory(ctx, memory, func() []inspect.HostNeed { return nil }) // as for GPU memory
+	if err != nil {
+		return err
+	}
 	imageDir, err := c.stage.imagePath()
 	if err == nil {
 		err = freeAddresses(ctx, c.Log, img)
@@ -82,7 +91,7 @@ func (c *call) preRestore(ctx context.Context) (err error) {
 		Kind: journal.KindRestore, Criu: proc.Ident(c.criu.Ident), Mark: mark, CriuExe: watch.Executable(c.criu.PID),
 		Client: c.stage.Client, ImageDir: imageDir, LeaveStopped: c.criu.LeaveStopped,
 		RootParent: (*proc.Ident)(c.criu.RootParent), Manifest: &manifest, Hold: c.stage.Hold,
-		Plan: plan, Map: c.Config.GPUs.Map, Unmapped: c.Config.GPUs.Unmapped,
+		Plan: plan, Map: c.Config.GPUs.Map, Unmapped: c.Config.GPUs.Unmapped, HostMemory: memory,
 	}, c.stage.Action, c.begun)
 	if err != nil {
 		return err
@@ -92,6 +101,9 @@ func (c *call) preRestore(ctx context.Context) (err error) {
 	host.Promised = func() inspect.MemoryNeed { return c.Promised(s.Session, s.Hold) }
 	if err == nil && len(host.Promised()) > 0 {
 		_, err = planRestore(ctx, c.Env, host, manifest)
+	}
+	if err == nil {
+		err = c.requireMemory(ctx, memory, func() []inspect.HostNeed { return c.PromisedMemory(s.Session, s.Hold) })
 	}
 	if err != nil {
 		return errors.Join(err, s.Close(journal.OutcomeGone, "refused at pre-restore, nothing was created"))
@@ -135,6 +147,24 @@ func planRestore(ctx context.Context, env *session.Env, host inspect.Host, m ima
 		err = preflight.Findings{inspect.PlanFinding(err)}.Err()
 	}
 	return plan.Pairs(), err
+}
+
+// hostNeed is what the restore takes of the host's memory. With --lazy-pages that comes when it is asked for, and with
+// --auto-dedup from an image in memory.
+func (c *call) hostNeed(m *imagedir.Manifest) inspect.HostNeed {
+	if c.criu.RPC || c.criu.LazyPages || c.criu.AutoDedup {
+		return inspect.HostNeed{}
+	}
+	return inspect.NeedOf(c.stage.ImageDir, m, c.criu.PID)
+}
+
+// requireMemory refuses a restore for which the host has too little memory: the kernel would end it, or other jobs.
+func (c *call) requireMemory(ctx context.Context, need inspect.HostNeed, promised func() []inspect.HostNeed) error {
+	err := c.AwaitRoom(ctx, func() error { return need.Require(proc.System{}, c.criu.PID, promised()) })
+	if err == nil || ctx.Err() != nil {
+		return err
+	}
+	return c.Refuse(preflight.Findings{inspect.PlanFinding(err)})
 }
 
 // planAsSeen plans once more for processes that see other GPUs than this program: a container shows fewer. That is

@@ -57,6 +57,7 @@ func noteRoot(s *session.Session, stage Stage) error {
 	}
 	s.Root, s.Step = &root, journal.Step(stage.Action)
 	session.NoteTree(&s.Record)
+	session.NoteResident(&s.Record)
 	return s.Save()
 }
 

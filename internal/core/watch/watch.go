@@ -189,7 +189,8 @@ func lookIfCutOff(dir string, root *proc.Ident) bool {
 	if s.Root == nil {
 		s.Root = root
 	}
-	if s.Root != nil && session.NoteTree(&s.Record) {
+	hasMore := s.Root != nil && session.NoteTree(&s.Record)
+	if session.NoteResident(&s.Record) || hasMore {
 		_ = s.Save() // the next look tries again
 	}
 	return criuIsThrough(&s.Record)

@@ -1,14 +1,18 @@
 package criuimage
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"os"
 	"path"
 	"path/filepath"
 
+	"github.com/checkpoint-restore/go-criu/v7/crit/images/inventory"
+
 	"cucriu/internal/kit/durable"
 	"cucriu/internal/kit/pagemap"
+	"cucriu/internal/kit/proc"
 )
 
 // ParentName is the name of the directory in which criu looks for memory that is the same in an
@@ -23,6 +27,73 @@ func Match(dir, pattern string) ([]string, error) {
 		parentErr = nil
 	}
 	return append(files, parents...), errors.Join(err, parentErr)
+}
+
+// Restored is what processes take of the host's memory once criu has restored them, at least.
+type Restored struct {
+	Bytes uint64
+	// OtherGroups says that criu moves processes to other control groups than its own.
+	OtherGroups bool
+}
+
+// ReadRestored reads what the processes of images take. Pages that a process has where its parent has some, too, may be
+// its parent's. Huge pages of a pool are taken from that.
+func ReadRestored(dir string) (Restored, error) {
+	tasks, err := readTasks(dir)
+	if err != nil {
+		return Restored{}, err
+	}
+	host, err := readEntry[*inventory.InventoryEntry](dir, "inventory.img", "INVENTORY")
+	if err != nil {
+		return Restored{}, err
+	}
+	var m Restored
+	pooled := false
+	pages := make(map[int][]proc.Range) // by pid
+	for _, task := range tasks {
+		core, err := readCore(dir, task.PID)
+		if err != nil {
+			return Restored{}, err
+		}
+		// Newer versions of criu have it of each thread; 0 is none.
+		group := cmp.Or(core.GetThreadCore().GetCgSet(), core.GetTc().GetCgSet(), host.GetRootCgSet())
+		m.OtherGroups = m.OtherGroups || group != host.GetRootCgSet()
+		if stateOf(core) == stateDead {
+			continue
+		}
+		held, err := readPagemap(dir, fmt.Sprintf("pagemap-%d.img", task.PID))
+		if err != nil {
+			return Restored{}, err
+		}
+		areas, err := ReadAreas(dir, task.PID)
+		if err != nil {
+			return Restored{}, err
+		}
+		pooled = pooled || len(areas.Own) > 0
+		pages[task.PID] = ranges(held.Ranges())
+		own := proc.Subtract(pages[task.PID], ranges(areas.Own))
+		m.Bytes += proc.Total(proc.Subtract(own, pages[task.PPID]))
+	}
+	shared, err := durable.Match(dir, "pagemap-shmem-*.img")
+	if err != nil || pooled { // it may be in huge pages
+		return m, err
+	}
+	for _, path := range shared {
+		held, err := readPagemap(dir, filepath.Base(path))
+		if err != nil {
+			return Restored{}, err
+		}
+		m.Bytes += proc.Total(ranges(held.Ranges()))
+	}
+	return m, nil
+}
+
+func ranges(of []pagemap.Range) []proc.Range {
+	all := make([]proc.Range, len(of))
+	for i, r := range of {
+		all[i] = proc.Range(r)
+	}
+	return all
 }
 
 func readPagemap(dir, name string) (pagemap.Map, error) {

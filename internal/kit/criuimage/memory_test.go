@@ -8,6 +8,8 @@ import (
 	"strings"
 	"testing"
 
+	criucore "github.com/checkpoint-restore/go-criu/v7/crit/images/criu-core"
+	"github.com/checkpoint-restore/go-criu/v7/crit/images/inventory"
 	"github.com/checkpoint-restore/go-criu/v7/crit/images/mm"
 	"github.com/checkpoint-restore/go-criu/v7/crit/images/vma"
 	"golang.org/x/sys/unix"
@@ -26,11 +28,16 @@ func put(t *testing.T, dir, name string, data []byte) {
 
 func putPagemap(t *testing.T, dir string, id uint32, entries ...pagemap.Entry) {
 	t.Helper()
+	putPagemapOf(t, dir, "pagemap-7.img", id, entries...)
+}
+
+func putPagemapOf(t *testing.T, dir, name string, id uint32, entries ...pagemap.Entry) {
+	t.Helper()
 	var b bytes.Buffer
 	if _, err := (pagemap.Map{PagesID: id, Entries: entries}).WriteTo(&b); err != nil {
 		t.Fatal(err)
 	}
-	put(t, dir, "pagemap-7.img", b.Bytes())
+	put(t, dir, name, b.Bytes())
 }
 
 // TestTheImagesOfMemoryAreNamed, those in the parent too, and what is missing there is found
@@ -117,11 +124,7 @@ func TestAreasThatCriuRestoresInAnotherWay(t *testing.T) {
 		area(0xa000, 0xf000, unix.PROT_NONE, unix.MAP_PRIVATE|unix.MAP_NORESERVE, regular|anonPrivate),
 		area(0xf000, 0x10000, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_PRIVATE, regular|anonPrivate),
 	}}
-	for i := range m.ProtoReflect().Descriptor().Fields().Len() {
-		if f := m.ProtoReflect().Descriptor().Fields().Get(i); f.Cardinality() == protoreflect.Required {
-			m.ProtoReflect().Set(f, f.Default())
-		}
-	}
+	filled(m)
 	dir := t.TempDir()
 	put(t, dir, "mm-7.img", image(t, "MM", m))
 	areas, err := ReadAreas(dir, 7)
@@ -133,4 +136,63 @@ func TestAreasThatCriuRestoresInAnotherWay(t *testing.T) {
 	if areas, err := ReadAreas(dir, 7); err == nil {
 		t.Errorf("an empty area: %+v", areas)
 	}
+}
+
+// TestWhatProcessesTakeIsCountedOnce: a child may share with its parent what it has at the same address, and huge pages
+// come from a pool.
+func TestWhatProcessesTakeIsCountedOnce(t *testing.T) {
+	size := pagemap.PageSize()
+	pages := func(address, n uint64, flags uint32) pagemap.Entry {
+		return pagemap.Entry{Address: address * size, Pages: n, Flags: flags}
+	}
+	for name, test := range map[string]struct {
+		group       uint32 // of the child
+		huge        bool   // the root's last page
+		want        uint64 // pages
+		otherGroups bool
+	}{
+		"two processes": {group: 1, want: 3 + 4 + 2},
+		"huge pages":    {group: 1, huge: true, want: 2 + 4},
+		"other groups":  {group: 2, want: 3 + 4 + 2, otherGroups: true},
+	} {
+		t.Run(name, func(t *testing.T) {
+			dir := t.TempDir()
+			host := &inventory.InventoryEntry{ImgVersion: proto.Uint32(2), RootCgSet: proto.Uint32(1)}
+			put(t, dir, "inventory.img", image(t, "INVENTORY", host))
+			put(t, dir, "pstree.img", image(t, "PSTREE", task(7, 0), task(8, 7)))
+			for pid, group := range map[int]uint32{7: 1, 8: test.group} {
+				tc := filled(&criucore.TaskCoreEntry{CgSet: &group, TaskState: proto.Uint32(1)})
+				put(t, dir, coreName(pid), image(t, "CORE", filled(&criucore.CoreEntry{Tc: tc})))
+				m := filled(&mm.MmEntry{})
+				if test.huge && pid == 7 {
+					m.Vmas = []*vma.VmaEntry{filled(&vma.VmaEntry{
+						Start: proto.Uint64(12 * size), End: proto.Uint64(13 * size), Flags: proto.Uint32(unix.MAP_HUGETLB),
+					})}
+				}
+				put(t, dir, addressSpaceName(pid), image(t, "MM", m))
+			}
+			putPagemap(t, dir, 1, pages(10, 2, 4), pages(12, 1, pagemap.InParent), pages(20, 5, 2))
+			putPagemapOf(t, dir, "pagemap-8.img", 2, pages(11, 1, 4), pages(30, 4, 4))
+			putPagemapOf(t, dir, "pagemap-shmem-5.img", 3, pages(0, 2, 4))
+			got, err := ReadRestored(dir)
+			if want := (Restored{test.want * size, test.otherGroups}); err != nil || got != want {
+				t.Errorf("%+v, want %+v: %v", got, want, err)
+			}
+		})
+	}
+}
+
+// filled gives an entry all that it requires.
+func filled[T proto.Message](entry T) T {
+	m := entry.ProtoReflect()
+	for i := range m.Descriptor().Fields().Len() {
+		if f := m.Descriptor().Fields().Get(i); f.Cardinality() == protoreflect.Required && !m.Has(f) {
+			if f.Message() != nil {
+				m.Set(f, protoreflect.ValueOfMessage(filled(m.NewField(f).Message().Interface()).ProtoReflect()))
+			} else {
+				m.Set(f, f.Default())
+			}
+		}
+	}
+	return entry
 }

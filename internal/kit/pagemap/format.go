@@ -56,6 +56,17 @@ func (e Entry) end() uint64 { return e.Address + e.Pages*PageSize() }
 // isHere reports whether the content is in the file of pages.
 func (e Entry) isHere() bool { return e.Flags&present != 0 && e.Flags&InParent == 0 }
 
+// Ranges returns where there is content, here or in the parent.
+func (m Map) Ranges() []Range {
+	var ranges []Range
+	for _, e := range m.Entries {
+		if e.Flags&(present|InParent) != 0 {
+			ranges = append(ranges, Range{Start: e.Address, End: e.end()})
+		}
+	}
+	return ranges
+}
+
 // Bytes returns how large the file of pages is.
 func (m Map) Bytes() int64 { return m.bytes(Entry.isHere) }
 

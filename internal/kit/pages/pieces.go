@@ -48,3 +48,19 @@ func (p Piece) isBefore(next Piece) bool {
 func List(pieces []Piece) ([]byte, error) {
 	return binary.Append(nil, binary.LittleEndian, pieces)
 }
+
+// Memory returns how much memory a process takes for what is not 0, at least: a library in it may read what is at a
+// range from the files.
+func (r *Reader) Memory(at proc.Range) uint64 {
+	var sum uint64
+	first, end := 0, 0
+	if _, _, ok := r.Pieces(at); ok {
+		first, end = r.chunksIn(at)
+	}
+	for i := range r.Chunks() {
+		if chunk := r.index.at(i); chunk.codec != Zero && (i < first || i >= end) {
+			sum += uint64(chunk.size)
+		}
+	}
+	return sum
+}

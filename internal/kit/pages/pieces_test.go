@@ -46,6 +46,21 @@ func TestPiecesAreTheMemory(t *testing.T) {
 		t.Cleanup(func() { r.Close() })
 		return r
 	}
+	all := proc.Range{Start: at, End: at + 12*ChunkSize}
+	for _, test := range []struct {
+		codec Codec
+		moved proc.Range
+		want  uint64 // chunks
+	}{
+		{Raw, proc.Range{}, 5},
+		{Raw, proc.Range{Start: at + 2*ChunkSize, End: at + 8*ChunkSize}, 2},
+		{Raw, all, 0},
+		{Zstd, all, 5}, // no library reads what is compressed
+	} {
+		if got := store(test.codec).Memory(test.moved); got != test.want*ChunkSize {
+			t.Errorf("%+v: it takes %d bytes", test, got)
+		}
+	}
 	for _, r := range []proc.Range{{Start: at, End: at + 12*ChunkSize}, {Start: at + 2*ChunkSize, End: at + 8*ChunkSize}} {
 		pieces, files, ok := store(Raw).Pieces(r)
 		if !ok || len(pieces) > 3 {

@@ -9,6 +9,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"syscall"
 	"time"
 
 	"github.com/prometheus/procfs"
@@ -234,9 +235,18 @@ type MemoryGroup struct {
 	V1    bool   // it belongs to the cgroup v1 memory controller, else to cgroup v2
 	Limit uint64 // bytes
 	Usage uint64 // bytes, including the groups below it
-	// Reclaimable is how many bytes of the usage are file cache, which the kernel gives up
-	// when memory is short.
+	// Reclaimable is how many bytes of the usage the kernel gives up when memory is short: file cache, and what it
+	// keeps of file systems, which v1 does not tell from the kernel's other memory.
 	Reclaimable uint64
+}
+
+// ID identifies the group in every mount and namespace. It is 0 if the group is gone.
+func (g MemoryGroup) ID() uint64 {
+	info, err := os.Stat(g.Dir)
+	if err != nil {
+		return 0
+	}
+	return info.Sys().(*syscall.Stat_t).Ino
 }
 
 // Room returns how many more bytes its processes can use.
@@ -331,7 +341,7 @@ func readMemoryGroup(dir string, v1 bool) (MemoryGroup, error) {
 	if errors.Is(err, os.ErrNotExist) || limit >= unlimited {
 		return g, nil
 	}
-	usageFile, cache := "memory.current", []string{"active_file", "inactive_file"}
+	usageFile, cache := "memory.current", []string{"active_file", "inactive_file", "slab_reclaimable"}
 	if v1 {
 		usageFile, cache = "memory.usage_in_bytes", []string{"total_active_file", "total_inactive_file"}
 	}
@@ -343,6 +353,9 @@ func readMemoryGroup(dir string, v1 bool) (MemoryGroup, error) {
 	g.Limit, g.Usage = uint64(limit), uint64(usage)
 	for _, name := range cache {
 		g.Reclaimable += counters[name]
+	}
+	if kernel, err := readNumber(filepath.Join(dir, "memory.kmem.usage_in_bytes")); v1 && err == nil {
+		g.Reclaimable += uint64(kernel)
 	}
 	return g, nil
 }

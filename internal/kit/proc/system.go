@@ -32,18 +32,32 @@ func (s System) KernelVersion() (string, error) {
 // AvailableMemory returns the kernel's estimate of how many bytes can be allocated without
 // swapping.
 func (s System) AvailableMemory() (uint64, error) {
-	proc, err := procfs.NewFS(s.path("proc"))
+	info, err := s.memory()
 	if err != nil {
 		return 0, err
-	}
-	info, err := proc.Meminfo()
-	if err != nil {
-		return 0, err
-	}
-	if info.MemAvailable == nil {
-		return 0, errors.New("/proc/meminfo has no MemAvailable")
 	}
 	return *info.MemAvailable << 10, nil
+}
+
+// FreeSwap returns how many bytes can be swapped out.
+func (s System) FreeSwap() (uint64, error) {
+	info, err := s.memory()
+	if err != nil || info.SwapFree == nil {
+		return 0, err
+	}
+	return *info.SwapFree << 10, nil
+}
+
+func (s System) memory() (procfs.Meminfo, error) {
+	proc, err := procfs.NewFS(s.path("proc"))
+	if err != nil {
+		return procfs.Meminfo{}, err
+	}
+	info, err := proc.Meminfo()
+	if err == nil && info.MemAvailable == nil {
+		err = errors.New("/proc/meminfo has no MemAvailable")
+	}
+	return info, err
 }
 
 // HugePages returns the mode of transparent huge pages: always, madvise or never. It is
