@@ -14,7 +14,7 @@ import (
 
 // notRemembered are the options of cucriu run that belong to one start, or to this host.
 var notRemembered = []string{
-	"dir", "image", "private", "takeover", "adopt", "criu", "quiet", "verbose", "no-checkpoints", "pidfile",
+	"dir", "image", "copy-image", "private", "takeover", "adopt", "criu", "quiet", "verbose", "no-checkpoints", "pidfile",
 	"tty", // of earlier versions
 }
 

@@ -228,6 +228,8 @@ func addLongFlags(cmd *cobra.Command, o *jobs.Options) (check func(args []string
 	folderFlag(cmd, &o.Dir, "dir", "", "directory for the job's checkpoints and output; created if missing")
 	folderFlag(cmd, &o.Image, "image", "", "start a new job from this image in place of a command: "+
 		"the directory of another long job (its newest checkpoint), of one of its checkpoints, or of cucriu dump")
+	copyImage := flags.Bool("copy-image", false, "with --image: copy the image into DIR before the first start; the job "+
+		"then does without the original")
 	flags.StringArrayVar(&o.Private, "private", nil, "with --image: give the job a private copy of this "+
 		"directory, as of those in which the image was writing; may be repeated")
 	flags.StringVar(&o.Net, "net", jobs.NetOwn, "with --image: the job's network: own (loopback, and --publish), "+
@@ -314,6 +316,9 @@ func addLongFlags(cmd *cobra.Command, o *jobs.Options) (check func(args []string
 			}
 		}
 		o.Command, o.Output, o.Messages, o.Quiet, o.Flags = args, os.Stdout, logging.Stderr(), isSet(cmd, "quiet"), rememberedFlags(flags)
+		if flags.Changed("copy-image") {
+			o.CopyImage = copyImage
+		}
 		if o.Stage == stageAuto {
 			o.Stage = ""
 		}
@@ -354,8 +359,9 @@ func addLongFlags(cmd *cobra.Command, o *jobs.Options) (check func(args []string
 			return errors.New("--image: the job is started from the image, so leave out the command and --adopt")
 		case o.Image != "" && o.PrivateTmp:
 			return errors.New("--private-tmp: a job from an image has a /tmp of its own if the job of the image had one")
-		case o.Image == "" && isNew && (len(o.Private)+len(o.Publish) > 0 || o.Net != jobs.NetOwn):
-			return errors.New("--private, --publish and --net apply only to a job that is started from an image: see --image")
+		case o.Image == "" && isNew && (len(o.Private)+len(o.Publish) > 0 || o.Net != jobs.NetOwn || *copyImage):
+			return errors.New("--copy-image, --private, --publish and --net apply only to a job that is started from an " +
+				"image: see --image")
 		case o.Net == "" || strings.Contains(o.Net, "/") && !filepath.IsAbs(o.Net):
 			return fmt.Errorf("--net %s: must be own, host, or a network namespace: its name or absolute path", o.Net)
 		case o.Net == jobs.NetHost && len(o.Publish) > 0:

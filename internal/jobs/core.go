@@ -261,7 +261,8 @@ func (s *core) withdraw() error {
 	err := removeSandboxes(s.Dir)
 	if s.record.Image != nil { // the next job's may be others, in another order
 		private := filepath.Join(s.Dir, privateDir)
-		if left := errors.Join(os.RemoveAll(private), os.RemoveAll(private+".partial")); left != nil {
+		left := errors.Join(os.RemoveAll(private), os.RemoveAll(private+".partial"), removeCopiedImage(s.Dir))
+		if left != nil {
 			return errors.Join(err, left) // the record says whose they are
 		}
 	}

@@ -23,6 +23,8 @@ type Options struct {
 	// Image is what a new job is started from in place of a command: the directory of an image or of another long job, or
 	// job:NAME. It may be given again for a job that was started from it.
 	Image string
+	// CopyImage says whether a job that is started from Image has a copy of it. It is nil if the user has not said that.
+	CopyImage *bool
 	// Private are directories of which a job from an image gets copies, beside those in which the image was writing.
 	Private []string
 

@@ -42,6 +42,8 @@ type origin struct {
 	Asked string `json:"asked"` // as the user named it
 	Path  string `json:"path"`  // of the image, a checkpoint of a long job or the image of a dump
 	ID    string `json:"id"`    // see [image.Image.ID]
+	// Copy says that the job has a copy of it, and needs no other: see [starter.copyImage].
+	Copy bool `json:"copy,omitempty"`
 	// Dir is the directory that the job of the image had, as it saw it; "" if it was no long job.
 	Dir        string   `json:"dir"`
 	PrivateTmp bool     `json:"private_tmp,omitempty"`
@@ -94,7 +96,7 @@ func recordFrom(o Options) (record, error) {
 		err = checkUnchanged(c, asItIs)
 	}
 	if err == nil {
-		from.Asked = o.Image
+		from.Asked, from.Copy = o.Image, o.CopyImage != nil && *o.CopyImage
 		from.Private, err = privateDirs(c, from.Dir, o)
 	}
 	_, of := ownerOf(path)
@@ -353,11 +355,11 @@ func (s *starter) startFromImage(ctx context.Context) error {
 	from := s.record.Image
 	refuse := func(err error) error { return errors.Join(&ImageError{from.Path, err}, s.withdraw()) }
 	s.steps.begin()
-	c, err := from.open()
+	c, isCopy, err := s.openImage()
 	if err != nil {
 		return refuse(err)
 	}
-	if dir, _ := ownerOf(from.Path); dir != "" {
+	if dir, _ := ownerOf(from.Path); dir != "" && !isCopy {
 		if err := store.NoteStarted(from.Path, Key(s.Dir), s.Dir); err != nil { // it may be read-only
 			s.say(fmt.Sprintf("image %s is not pinned, and its owner may remove it while this job needs it "+
 				"(cucriu jobs pin on a host that can write there prevents that): %v", from.Path, err))
@@ -366,7 +368,20 @@ func (s *starter) startFromImage(ctx context.Context) error {
 	if err := failpoint.Hit(ctx, "image.noted", 0); err != nil {
 		return refuse(err)
 	}
-	if err := s.prepareNetwork(from.Path, true); err != nil {
+	if from.Copy && !isCopy {
+		c, err = s.copyImage(ctx, c)
+		if ctx.Err() != nil {
+			return context.Cause(ctx)
+		}
+		if err != nil {
+			return refuse(err)
+		}
+		s.steps.over("copy image")
+	}
+	if from.Copy {
+		_ = store.ForgetStarted(from.Path, Key(s.Dir)) // whoever owns the image may have removed it
+	}
+	if err := s.prepareNetwork(c.Dir, true); err != nil {
 		return errors.Join(err, s.withdraw())
 	}
 	copies, err := s.layOut(ctx, c)
@@ -390,7 +405,7 @@ func (s *starter) startFromImage(ctx context.Context) error {
 	if copies {
 		s.sayOutOfReach(c)
 	}
-	shown := sandbox.Shown{Dir: from.Path, At: filepath.Join(s.Dir, shownImage), ReadOnly: true}
+	shown := sandbox.Shown{Dir: c.Dir, At: filepath.Join(s.Dir, shownImage), ReadOnly: true}
 	if err := s.restore(ctx, c, shown, copies); err != nil {
 		if errors.As(err, new(*job.NotStartedError)) {
 			if copies { // which are not as they were copied any more
@@ -398,7 +413,10 @@ func (s *starter) startFromImage(ctx context.Context) error {
 			}
 			return errors.Join(err, s.withdraw())
 		}
-		if preflight.Refused(err) || errors.As(err, new(*store.DamageError)) {
+		if errors.As(err, new(*store.DamageError)) {
+			return refuse(s.aboutCopy(err))
+		}
+		if preflight.Refused(err) {
 			return refuse(err)
 		}
 		return fmt.Errorf("%s could not be started from image %s: %w", s.record.Name, from.Path, err)

@@ -130,6 +130,9 @@ func readRecord(o Options) (r record, change bool, err error) {
 		return record{}, false, fmt.Errorf("%s is the directory of another job, which was not started from %s: %s",
 			o.Dir, o.Image, otherRemedy(o.Dir, r.Name))
 	}
+	if err := r.refuseCopy(o); err != nil {
+		return record{}, false, err
+	}
 	if o.Adopt != 0 && !r.Adopted {
 		return record{}, false, fmt.Errorf("%s is the directory of another job, which was started there: %s: name another --dir", o.Dir, strings.Join(r.Command, " "))
 	}
@@ -137,6 +140,20 @@ func readRecord(o Options) (r record, change bool, err error) {
 		r.Name = o.Name
 	}
 	return r, change, nil
+}
+
+// refuseCopy refuses --copy-image if the job was started otherwise.
+func (r record) refuseCopy(o Options) error {
+	switch {
+	case o.CopyImage == nil || r.Image != nil && r.Image.Copy == *o.CopyImage || r.Image == nil && !*o.CopyImage:
+		return nil
+	case r.Image == nil:
+		return fault.New(r.Name+" was not started from an image", "leave out --copy-image")
+	case r.Image.Copy:
+		return fault.New(r.Name+" has a copy of its image since its first start", "leave out --copy-image=false")
+	}
+	return fault.New(fmt.Sprintf("%s was started without a copy of its image, and needs %s", r.Name, r.Image.Path),
+		"leave out --copy-image, or start another job, with a --dir of its own")
 }
 
 // otherRemedy says what to do about a directory whose job has another command.
@@ -322,7 +339,7 @@ const OutputLog = "output.log"
 // OwnFiles are all names that there may be in the directory of a job that has not run here.
 func OwnFiles() []string {
 	return append(travelFiles(), "lock", "owner.json", "checkpoints", "staged", fenceName, undoName, arrivalsName, moveLockName, moveName,
-		shownImage, privateDir, privateDir+".partial")
+		shownImage, privateDir, privateDir+".partial", copiedImage, copiedImage+".partial")
 }
 
 // NoteLocal notes in the run directory what a job does on this host that has no supervisor here.

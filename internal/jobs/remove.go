@@ -138,7 +138,7 @@ func (s *lease) removeAll(ctx context.Context, r *Removal, keepOutput bool) erro
 	}
 	private := filepath.Join(s.Dir, privateDir) // of a job from an image
 	if err == nil {
-		err = os.RemoveAll(private + ".partial")
+		err = errors.Join(os.RemoveAll(private+".partial"), removeCopiedImage(s.Dir))
 	}
 	if err == nil && !keepOutput { // which may be there
 		err = os.RemoveAll(private)

@@ -297,12 +297,12 @@ func without(files map[string]string, name string) map[string]string {
 }
 
 // surviveKilledStart starts a job from the image of this one, kills somebody at a step, and starts it again.
-func (w *world) surviveKilledStart(step string, k who) {
+func (w *world) surviveKilledStart(step string, k who, more ...string) {
 	w.t.Helper()
 	others := testenv.NotEnding(testenv.Running("cudawork"))
 	job := w.from()
 	s := job.stopAt(step)
-	flags := []string{"--image", w.dir, "--private", w.work, "--every", "0"}
+	flags := append([]string{"--image", w.dir, "--private", w.work, "--every", "0"}, more...)
 	r := job.start(s.host.CucriuCommand(append([]string{"run", "--dir", job.dir}, flags...)...), flags)
 	s.await(r)
 	if !job.kills(k) {
@@ -324,7 +324,7 @@ func (w *world) surviveKilledStart(step string, k who) {
 	})
 	select {
 	case <-r.done:
-		r = job.startFrom(w)
+		r = job.startFrom(w, more...)
 	default:
 	}
 	r.awaits("the job runs", func() bool {
