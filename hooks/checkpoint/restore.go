@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"os"
 	"path/filepath"
 	"strings"
 
@@ -11,6 +12,7 @@ import (
 	"cucriu/hooks"
 	"cucriu/hooks/image"
 	"cucriu/hooks/preflight"
+	"cucriu/internal/core/inspect"
 	"cucriu/internal/core/journal"
 	"cucriu/internal/core/session"
 	"cucriu/internal/core/watch"
@@ -18,6 +20,25 @@ import (
 	"cucriu/internal/kit/imagedir"
 	"cucriu/internal/kit/proc"
 )
+
+// RequireMemory refuses the restore of an image for which the host has too little memory beside more bytes of it, and
+// what other restores still need. [Restore] does that without more.
+func RequireMemory(ctx context.Context, hook *hooks.Hook, dir string, more uint64) error {
+	env, self := session.Of(hook), os.Getpid()
+	var manifest *imagedir.Manifest // nil: no process uses CUDA
+	if m, err := imagedir.ReadManifest(dir); err == nil {
+		manifest = &m
+	}
+	need := inspect.NeedOf(dir, manifest, self)
+	need.Bytes += more
+	err := env.AwaitRoom(ctx, func() error {
+		return need.Require(proc.System{}, self, env.PromisedMemory(nil, nil))
+	})
+	if err == nil || ctx.Err() != nil {
+		return err
+	}
+	return env.Refuse(preflight.Findings{inspect.PlanFinding(err)})
+}
 
 // Restore has criu restore the image in dir, and returns once the job runs, or is held as the options
 // say. After an error no process of it is left and the image is unchanged, unless the error wraps

@@ -258,6 +258,11 @@ func restore(ctx context.Context, hook *hooks.Hook, criu string, r Request) (a A
 	if err != nil && !errors.Is(err, os.ErrNotExist) {
 		return a, preflight.AsRefusal(err)
 	}
+	if shared := files.TreeBytes(r.Images, "/dev/shm"); shared > 0 && !r.Dumped { // else the restore looks
+		if err := checkpoint.RequireMemory(ctx, hook, r.Images, uint64(shared)); err != nil {
+			return a, preflight.AsRefusal(err)
+		}
+	}
 	if !r.Dumped {
 		if a.Changes, err = files.PutBack(ctx, r.Images, files.PutBackOptions{
 			Undo:   r.Undo,

@@ -180,6 +180,17 @@ func Written(dir string) (paths, trees []string, err error) {
 	return paths, trees, err
 }
 
+// TreeBytes returns how much data a checkpoint's list puts back into a directory of the job's own, at least.
+func TreeBytes(dir, tree string) (sum int64) {
+	l, _ := readList(dir) // who puts it back says what is wrong with it
+	for _, t := range l.Trees {
+		if string(t.Dir) == tree {
+			sum += t.bytes()
+		}
+	}
+	return sum
+}
+
 func (l list) covers(path string) bool {
 	return slices.ContainsFunc(l.Files, func(f *file) bool { return slices.Contains(f.Paths, name(path)) }) ||
 		slices.ContainsFunc(l.Trees, func(t tree) bool { return path == string(t.Dir) || strings.HasPrefix(path, string(t.Dir)+"/") })
