@@ -19,6 +19,7 @@ import (
 	"cucriu/internal/jobs/relay"
 	"cucriu/internal/jobs/sandbox"
 	"cucriu/internal/jobs/store"
+	"cucriu/internal/kit/failpoint"
 	"cucriu/internal/kit/fault"
 	"cucriu/internal/kit/files"
 )
@@ -60,6 +61,9 @@ func (s *core) publishPorts() error {
 	var ports []string
 	for _, p := range s.relay.Published() {
 		ports = append(ports, p.String())
+	}
+	if err := failpoint.Hit(context.Background(), "jobs.publishing", 0); err != nil {
+		return errors.Join(err, namespace.Close())
 	}
 	addresses := slices.Clone(s.record.Image.Addresses) // a later start may add some
 	if s.relays {

@@ -1,12 +1,14 @@
 package jobs
 
 import (
+	"context"
 	"fmt"
 	"slices"
 
 	"cucriu/hooks/checkpoint"
 	"cucriu/hooks/preflight"
 	"cucriu/internal/kit/criuimage"
+	"cucriu/internal/kit/failpoint"
 	"cucriu/internal/kit/fault"
 	"cucriu/internal/kit/imagedir"
 	"cucriu/internal/kit/netns"
@@ -21,12 +23,15 @@ const (
 
 // prepareNetwork refuses an image whose sockets cannot be restored in the network that a job from an image is to have,
 // or notes what a network of its own needs for them. isStart says that it is the image that the job is started from.
-func (s *starter) prepareNetwork(image string, isStart bool) (err error) {
+func (s *starter) prepareNetwork(ctx context.Context, image string, isStart bool) (err error) {
 	if s.record.Image == nil {
 		return nil
 	}
 	sockets, _ := imagedir.Open(image).Sockets() // the restore says what is wrong with it
 	s.takeAddresses(sockets)
+	if err := failpoint.Hit(ctx, "image.addresses", 0); err != nil {
+		return err
+	}
 	var findings preflight.Findings
 	const own = "--net own gives the job a network of its own, with --publish for its ports"
 	switch {

@@ -381,7 +381,7 @@ func (s *starter) startFromImage(ctx context.Context) error {
 	if from.Copy {
 		_ = store.ForgetStarted(from.Path, Key(s.Dir)) // whoever owns the image may have removed it
 	}
-	if err := s.prepareNetwork(c.Dir, true); err != nil {
+	if err := s.prepareNetwork(ctx, c.Dir, true); err != nil {
 		return errors.Join(err, s.withdraw())
 	}
 	copies, err := s.layOut(ctx, c)

@@ -250,7 +250,7 @@ func (s *starter) layOut(ctx context.Context, c store.Checkpoint) (fresh bool, e
 			err = fault.Because(err, explained.Meaning(), orOnlyParts(c, dir, explained.Remedy()))
 		}
 		if err == nil {
-			err = s.makeGoneIn(c, dir, to)
+			err = s.makeGoneIn(ctx, c, dir, to)
 		}
 		if err != nil {
 			return false, fmt.Errorf("private copy of %s: %w", dir, err)
@@ -283,7 +283,7 @@ const copyTries = 3
 func (s *starter) copyPrivate(ctx context.Context, c store.Checkpoint, dir, seen, to string) error {
 	from, err := openWithoutLinks(dir)
 	if errors.Is(err, fs.ErrNotExist) && dir == seen {
-		return s.makeGone(c, seen, to)
+		return s.makeGone(ctx, c, seen, to)
 	}
 	if err != nil {
 		return err
@@ -334,7 +334,7 @@ func (s *starter) copyPrivate(ctx context.Context, c store.Checkpoint, dir, seen
 
 // makeGoneIn makes in a copy those directories of sockets that the host does not have any more. What another user may
 // have put in the place of one is not followed.
-func (s *starter) makeGoneIn(c store.Checkpoint, seen, to string) error {
+func (s *starter) makeGoneIn(ctx context.Context, c store.Checkpoint, seen, to string) error {
 	sockets, err := criuimage.BoundSockets(c.Dir)
 	if err != nil {
 		return err
@@ -349,7 +349,7 @@ func (s *starter) makeGoneIn(c store.Checkpoint, seen, to string) error {
 			at = filepath.Join(at, name)
 			info, err := os.Lstat(filepath.Join(to, at))
 			if errors.Is(err, fs.ErrNotExist) {
-				err = s.makeGone(c, filepath.Join(seen, at), filepath.Join(to, at))
+				err = s.makeGone(ctx, c, filepath.Join(seen, at), filepath.Join(to, at))
 			} else if err == nil && !info.IsDir() {
 				err = fault.New(filepath.Join(seen, at)+" is no directory any more, and the job has sockets there",
 					"remove what has this name now")
@@ -365,7 +365,7 @@ func (s *starter) makeGoneIn(c store.Checkpoint, seen, to string) error {
 // makeGone makes a directory that the host does not have any more, as that of a program that has removed it at its
 // end, if the job needs only sockets there, which criu makes. Files would be missing: their disk may not be mounted.
 // Who else could enter the directory is not known.
-func (s *starter) makeGone(c store.Checkpoint, seen, to string) error {
+func (s *starter) makeGone(ctx context.Context, c store.Checkpoint, seen, to string) error {
 	written, _, err := writtenIn(c)
 	if err != nil {
 		return err
@@ -388,7 +388,10 @@ func (s *starter) makeGone(c store.Checkpoint, seen, to string) error {
 		return err
 	}
 	s.say(seen + " is gone on this host: the job has there its sockets, and nothing else")
-	return cmp.Or(os.Mkdir(to, 0o700), os.Chown(to, int(as.Uid), int(as.Gid)))
+	if err = os.Mkdir(to, 0o700); err == nil {
+		err = failpoint.Hit(ctx, "image.gone", 0)
+	}
+	return cmp.Or(err, os.Chown(to, int(as.Uid), int(as.Gid)))
 }
 
 // sayOutOfReach names the sockets of programs of this host which the job cannot reach, for it has a copy of their

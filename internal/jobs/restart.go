@@ -81,6 +81,9 @@ func (s *supervisor) endBefore(told context.Context) error {
 		err = s.store.Renew()
 	}
 	if err == nil {
+		err = failpoint.Hit(told, "jobs.renewed", 0)
+	}
+	if err == nil {
 		err = wait(told, restartPause)
 	}
 	return err

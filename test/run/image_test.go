@@ -265,7 +265,7 @@ func TestAnImageThatJobsWereStartedFromStays(t *testing.T) {
 // once, and the image and the job that it was made of are as they were.
 func TestNoKillDuringAStartFromAnImageLosesAnything(t *testing.T) {
 	testenv.Parallel(t)
-	for i, step := range append([]string{"image.noted", "image.copied", "image.laid-out"}, resumeSteps...) {
+	for i, step := range append([]string{"image.noted", "image.copied", "image.laid-out", "image.copying"}, resumeSteps...) {
 		t.Run(step, func(t *testing.T) {
 			testenv.Simulated(t, func(t *testing.T) {
 				w := newMixedWorld(t)

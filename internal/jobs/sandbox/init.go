@@ -18,6 +18,7 @@ import (
 
 	"cucriu/internal/jobs/job"
 	"cucriu/internal/kit/durable"
+	"cucriu/internal/kit/failpoint"
 	"cucriu/internal/kit/netns"
 	"cucriu/internal/kit/proc"
 )
@@ -103,7 +104,7 @@ func begin(ctx context.Context, dir string, spec Spec) (b begun, err error) {
 		return b, errors.New("this command is only for the first process of a job's sandbox")
 	}
 	b = begun{fence: spec.Fence, root: spec.Root}
-	if err := furnish(dir, spec, &b.note); err != nil {
+	if err := furnish(ctx, dir, spec, &b.note); err != nil {
 		return b, err
 	}
 	if spec.Terminal != nil {
@@ -125,7 +126,7 @@ func begin(ctx context.Context, dir string, spec Spec) (b begun, err error) {
 }
 
 // furnish mounts and hides what a sandbox has and has not. note gets what the job has to do without.
-func furnish(dir string, spec Spec, note *string) error {
+func furnish(ctx context.Context, dir string, spec Spec, note *string) error {
 	if err := detach(); err != nil {
 		return err
 	}
@@ -155,6 +156,9 @@ func furnish(dir string, spec Spec, note *string) error {
 	}
 	if spec.OwnNetwork {
 		if err := netns.AddLoopback(spec.Addresses); err != nil {
+			return err
+		}
+		if err := failpoint.Hit(ctx, "sandbox.addresses", 0); err != nil {
 			return err
 		}
 	}
