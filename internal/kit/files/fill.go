@@ -62,6 +62,12 @@ func (p *putBack) fill(ctx context.Context, t tree) error {
 			}
 		}
 	}
+	if t.Top != nil {
+		t.Top.Path = "."
+		if err := t.Top.finish(root); err != nil {
+			return fmt.Errorf("put back %v: %w", t.Dir, err)
+		}
+	}
 	return p.step("filled")
 }
 
@@ -75,13 +81,14 @@ func (e *entry) make(ctx context.Context, root *os.Root, data *os.File) error {
 		return root.Link(string(e.Target), path)
 	case kindSymlink:
 		return root.Symlink(string(e.Target), path)
-	case kindFIFO:
+	case kindFIFO, kindSocket:
 		dir, err := root.Open(filepath.Dir(path))
 		if err != nil {
 			return err
 		}
 		defer dir.Close()
-		return unix.Mknodat(int(dir.Fd()), filepath.Base(path), unix.S_IFIFO|0o600, 0)
+		kind := map[kind]uint32{kindFIFO: unix.S_IFIFO, kindSocket: unix.S_IFSOCK}[e.Kind]
+		return unix.Mknodat(int(dir.Fd()), filepath.Base(path), kind|0o600, 0)
 	}
 	f, err := root.OpenFile(path, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o600)
 	if err != nil {
@@ -103,7 +110,7 @@ func (e *entry) finish(root *os.Root) error {
 	if err := root.Lchown(path, int(e.Meta.UID), int(e.Meta.GID)); err != nil || e.Kind == kindSymlink {
 		return err
 	}
-	if err := root.Chmod(path, fileMode(e.Meta.Mode)); err != nil {
+	if err := cmp.Or(root.Chmod(path, fileMode(e.Meta.Mode)), e.setAttributes(root)); err != nil {
 		return err
 	}
 	return root.Chtimes(path, mtime(e.Meta), mtime(e.Meta))

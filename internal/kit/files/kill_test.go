@@ -9,6 +9,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"syscall"
@@ -74,7 +75,7 @@ func (s scene) describe(t *testing.T) map[string]string {
 	t.Helper()
 	all := make(map[string]string)
 	inodes := make(map[uint64]string)
-	for _, dir := range []string{s.dir, s.shm} {
+	for _, dir := range slices.Compact([]string{s.dir, s.shm}) {
 		must(t, filepath.WalkDir(dir, func(path string, entry fs.DirEntry, err error) error {
 			if err != nil || path == dir {
 				return err

@@ -97,6 +97,7 @@ type extent struct {
 // tree is a directory of the job's own.
 type tree struct {
 	Dir     name     `json:"dir"`
+	Top     *entry   `json:"top,omitempty"` // the directory itself, if it was packed
 	Data    string   `json:"data"`
 	Entries []*entry `json:"entries"` // a directory before what is in it
 }
@@ -119,6 +120,7 @@ const (
 	kindFile    kind = "file"
 	kindSymlink kind = "symlink"
 	kindFIFO    kind = "fifo"
+	kindSocket  kind = "socket"
 	kindLink    kind = "link" // another name of a file that came before
 )
 
@@ -129,6 +131,8 @@ type entry struct {
 	Meta    metadata `json:"meta"`
 	Target  name     `json:"target,omitempty"` // of a symlink its text, of a link the other name
 	Content content  `json:"content"`
+	// Attributes are the extended ones, if it was packed.
+	Attributes map[string][]byte `json:"attributes,omitempty"`
 }
 
 // DamagedError says that a checkpoint's files cannot be put back, because what was saved of

@@ -66,6 +66,7 @@ func (s *survey) save(ctx context.Context, dir string) error {
 // survey finds what a checkpoint has to save, and copies nothing.
 type survey struct {
 	Options
+	whole     bool // see [Pack]
 	list      list
 	transfers []transfer
 	at        *progress
@@ -176,6 +177,12 @@ func (s *survey) walk(ctx context.Context, dir string, apart map[inode]bool) err
 	if err := unix.Stat(dir, &top); err != nil {
 		return err
 	}
+	if s.whole {
+		t.Top = &entry{Path: ".", Kind: kindDir, Meta: metadataOf(top)}
+		if err := t.Top.readAttributes(dir); err != nil {
+			return err
+		}
+	}
 	names := make(map[inode]name) // the first one of each file
 	start := int64(0)
 	err := filepath.WalkDir(dir, func(path string, d fs.DirEntry, err error) error {
@@ -217,8 +224,15 @@ func (s *survey) walk(ctx context.Context, dir string, apart map[inode]bool) err
 			var target string
 			target, err = os.Readlink(path)
 			e.Kind, e.Target = kindSymlink, name(target)
+		case s.whole && d.Type() == fs.ModeSocket:
+			e.Kind = kindSocket
+		case s.whole:
+			err = fault.New(e.Path.String()+" is a device, which is not copied", "remove it")
 		default:
 			return nil // a socket, or a device
+		}
+		if err == nil && s.whole && e.Kind != kindLink && e.Kind != kindSymlink {
+			err = e.readAttributes(path)
 		}
 		if gone(err) {
 			return nil
