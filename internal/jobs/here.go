@@ -39,15 +39,8 @@ func checkHere(ctx context.Context, s *core) error {
 		}
 	}
 	if from := s.record.Image; from != nil && !s.runsOn {
-		for _, dir := range from.Private {
-			if isBelow(resolve(s.hook.Config.RunDir), dir) {
-				return &ImageError{from.Path, fault.New(fmt.Sprintf("the job gets a copy of %s, which hides the run directory %s",
-					dir, s.hook.Config.RunDir), "let the job write in a directory of its own, or set CUCRIU_RUN_DIR elsewhere")}
-			}
-			if s.Stage != "" && isBelow(resolve(s.Stage), dir) {
-				return &ImageError{from.Path, fault.New(fmt.Sprintf("the job gets a copy of %s, which hides %s", dir, s.Stage),
-					"name another --stage")}
-			}
+		if err := from.refuseHidden(s.hook.Config.RunDir, s.Stage); err != nil {
+			return &ImageError{from.Path, err}
 		}
 	}
 	if err := checkStage(s); err != nil {
@@ -89,4 +82,19 @@ func checkHere(ctx context.Context, s *core) error {
 		s.say("this kernel has no time namespaces: the job's monotonic clock jumps when it resumes from a checkpoint")
 	}
 	return findings.Err()
+}
+
+// refuseHidden fails if the job cannot see a directory that it needs, because it has one of its own in its place.
+func (from *origin) refuseHidden(runDir, stage string) error {
+	for _, dir := range from.Private {
+		if isBelow(resolve(runDir), dir) {
+			hides := fmt.Sprintf("the job gets a copy of %s, which hides the run directory %s", dir, runDir)
+			return fault.New(hides, "let the job write in a directory of its own, or set CUCRIU_RUN_DIR elsewhere")
+		}
+		if stage != "" && isBelow(resolve(stage), dir) {
+			hides := fmt.Sprintf("the job gets a copy of %s, which hides %s", dir, stage)
+			return fault.New(hides, "name another --stage")
+		}
+	}
+	return nil
 }

@@ -149,6 +149,9 @@ func checkFiles(ctx context.Context, dir string) (preflight.Findings, error) {
 		return nil, err
 	}
 	findings, err := checkpoint.FileFindings(dir, exceptOwn(dir, except))
+	if of, ofErr := inside.ReadStaged(dir); ofErr == nil && len(of.Private) > 0 { // only the sandbox has its files
+		return findings, err
+	}
 	return append(findings, putBackFindings(ctx, dir)...), err
 }
 

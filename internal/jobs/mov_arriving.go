@@ -31,6 +31,7 @@ type Arriving struct {
 	id    string
 	store *store.Store // from the first change in the directory on, until the supervisor opens it
 	lock  *MoveLock    // as long as the source is connected
+	net   string       // see [FromImage], of a job that is announced
 }
 
 // NewArriving returns the job of a directory, which may be yet to come.
@@ -83,6 +84,12 @@ func (j *Arriving) have() ([]Listed, error) {
 func (j *Arriving) MayArrive(of Announced, from string) (have []Listed, err error) {
 	if err := errors.Join(CheckJobDir(j.dir), durable.CheckPath("job directory", j.dir, 1)); err != nil {
 		return nil, err
+	}
+	if of.Image != nil {
+		if err := of.Image.check(j.hook.Config.RunDir); err != nil {
+			return nil, err
+		}
+		j.net = of.Image.Net
 	}
 	entries, err := os.ReadDir(j.dir)
 	if errors.Is(err, os.ErrNotExist) {
@@ -202,6 +209,9 @@ func (j *Arriving) Import(ctx context.Context, l Listed, from func(number int) s
 
 // Take moves a file of the job, which began at a time and whose name is one of [Luggage].Files, to its place.
 func (j *Arriving) Take(name, from string, begun time.Time) error {
+	if isPacked(name) {
+		return j.takePacked(name, from)
+	}
 	if !slices.Contains(travelFiles(), name) {
 		return fmt.Errorf("%.80q is not a file of a job", name)
 	}
@@ -257,12 +267,18 @@ func (j *Arriving) Verify(ctx context.Context, hasCome func(name string) bool) (
 			return nil, fmt.Errorf("checkpoint %s does not match what was sent: %w", c.Name, err)
 		}
 	}
-	return CheckRestore(ctx, j.hook, all[len(all)-1].Dir)
+	newest := all[len(all)-1].Dir
+	if findings, err = CheckRestore(ctx, j.hook, newest); err == nil && isPrepared(j.net) {
+		var there preflight.Findings
+		there, err = preparedFindings(j.net, newest)
+		findings = append(findings, there...)
+	}
+	return findings, err
 }
 
 // Complete fails unless all has come that the job needs, which began at a time and whose newest checkpoint has this
 // name.
-func (j *Arriving) Complete(newest string, begun time.Time) error {
+func (j *Arriving) Complete(ctx context.Context, newest string, begun time.Time) error {
 	all, err := j.store.Checkpoints()
 	if err != nil {
 		return err
@@ -272,6 +288,9 @@ func (j *Arriving) Complete(newest string, begun time.Time) error {
 	}
 	if err := j.requireOf(filepath.Join(j.dir, recordName), begun); err != nil {
 		return fmt.Errorf("the job's record has not arrived: %w", err)
+	}
+	if err := j.unpack(ctx); err != nil {
+		return err
 	}
 	return os.RemoveAll(j.Folder())
 }

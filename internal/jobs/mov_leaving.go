@@ -51,10 +51,13 @@ type Announced struct {
 	Owner string    `json:"owner"` // tells whether both hosts see one directory
 	// Bytes is how much the newest checkpoint has.
 	Bytes int64 `json:"bytes"`
+	// Image is set for a job that was started from an image.
+	Image *FromImage `json:"image,omitempty"`
 }
 
-// Announce says of a job that can leave this host what its directory says, and why another one cannot.
-func (j *Leaving) Announce() (a Announced, err error) {
+// Announce says of a job that can leave this host what its directory says, and why another one cannot. start is the
+// command by which the destination starts it; "" for that of this host.
+func (j *Leaving) Announce(ctx context.Context, start string) (a Announced, err error) {
 	if !j.Runs() || j.lost != nil {
 		if j.PID == 0 || j.lost != nil {
 			return a, noSupervisor(j.Local)
@@ -68,9 +71,6 @@ func (j *Leaving) Announce() (a Announced, err error) {
 	case of.Attached:
 		return a, fmt.Errorf("%s has a terminal or input from an earlier version of cucriu run (--tty, --stdin), "+
 			"and cannot be migrated", j.Name)
-	case of.Image != "":
-		return a, fmt.Errorf("%s was started from an image, and cannot be migrated: start another job there from the image, "+
-			"or from a checkpoint of this one", j.Name)
 	}
 	s, err := store.View(j.Dir)
 	if err != nil {
@@ -82,9 +82,13 @@ func (j *Leaving) Announce() (a Announced, err error) {
 	}
 	a = Announced{Dir: of.Dir, Name: of.Name, Begun: of.Begun, Owner: owner.Token}
 	newest, err := j.newest()
+	if err != nil {
+		return a, err
+	}
 	if newest != nil {
 		a.Bytes = newest.Bytes
 	}
+	a.Image, err = announceImage(ctx, j.Dir, start)
 	return a, err
 }
 
@@ -122,7 +126,10 @@ func (j *Leaving) End(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	return j.requireNewest(answer.Checkpoint)
+	if err := j.requireNewest(answer.Checkpoint); err != nil {
+		return err
+	}
+	return pack(ctx, j.Dir)
 }
 
 func (j *Leaving) requireNewest(name string) error {
@@ -173,6 +180,13 @@ func (j *Leaving) Luggage(there map[string]uint32, last bool) (l Luggage, err er
 	names := []string{first.File, guest.File} // the checkpoints need them
 	if last {
 		l.Newest, names = newest.Name, travelFiles()
+	}
+	if last {
+		own, err := packed(j.Dir)
+		if err != nil {
+			return l, err
+		}
+		names = append(names, own...)
 	}
 	for _, name := range names {
 		switch _, err := os.Lstat(filepath.Join(j.Dir, name)); {

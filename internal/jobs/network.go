@@ -38,11 +38,7 @@ func (s *starter) prepareNetwork(ctx context.Context, image string, isStart bool
 	case s.Net == NetOwn:
 		return nil
 	case s.Net != NetHost:
-		proc.OnOwnThread(func() {
-			if err = netns.Join(netns.Path(s.Net)); err == nil {
-				findings = checkpoint.AddressFindings(image, "nsenter --net="+netns.Path(s.Net)+" ")
-			}
-		})
+		findings, err = preparedFindings(s.Net, image)
 	case isStart && len(sockets.Inside) > 0: // even if no job has them now
 		err = fault.New(fmt.Sprintf("the image has both ends of the TCP connection from %v, and these cannot exist "+
 			"twice in one network", sockets.Inside[0]), own)
@@ -60,6 +56,20 @@ func (s *starter) prepareNetwork(ctx context.Context, image string, isStart bool
 	}
 	return nil
 }
+
+// preparedFindings finds which addresses of an image, if any, a network namespace lacks that was prepared. It fails if
+// there is no such namespace.
+func preparedFindings(net, image string) (findings preflight.Findings, err error) {
+	proc.OnOwnThread(func() {
+		if err = netns.Join(netns.Path(net)); err == nil && image != "" {
+			findings = checkpoint.AddressFindings(image, "nsenter --net="+netns.Path(net)+" ")
+		}
+	})
+	return findings, err
+}
+
+// isPrepared reports whether --net names a network namespace that was prepared.
+func isPrepared(net string) bool { return net != "" && net != NetOwn && net != NetHost }
 
 // takeAddresses notes at which addresses an image has sockets, before they are needed.
 func (s *starter) takeAddresses(sockets criuimage.Sockets) {

@@ -118,9 +118,13 @@ func (d *jobArrival) welcome(m wire.Message) error {
 		return preflight.AsRefusal(err)
 	}
 	room, err := prepare.Free(durable.Existing(d.of.Dir))
-	if err == nil && room < d.of.Bytes && len(have) == 0 {
-		err = fmt.Errorf("the job's newest checkpoint has %d bytes, but the disk of %s has room for %d only",
-			d.of.Bytes, d.of.Dir, room)
+	needs := d.of.Image.Room()
+	if len(have) == 0 {
+		needs += d.of.Bytes // of its newest checkpoint
+	}
+	if err == nil && room < needs {
+		err = fmt.Errorf("the job needs %d bytes to arrive, but the disk of %s has room for %d only",
+			needs, d.of.Dir, room)
 	}
 	if err != nil {
 		return preflight.AsRefusal(err)
@@ -240,7 +244,7 @@ func (d *jobArrival) verify(ctx context.Context, m jobManifest) (*prepare.Judgem
 
 // promise holds the job ready until the source has decided.
 func (d *jobArrival) promise(ctx context.Context, newest string) error {
-	if err := d.Complete(newest, d.of.Begun); err != nil {
+	if err := d.Complete(ctx, newest, d.of.Begun); err != nil {
 		return err
 	}
 	if err := reach(ctx, "job.promise"); err != nil {

@@ -13,7 +13,7 @@ import (
 )
 
 // protocolVersion is that of the protocol between the two programs. Both must have the same.
-const protocolVersion = 5
+const protocolVersion = 6
 
 // What the source says.
 const (

@@ -112,8 +112,10 @@ func (j *longJob) settled(on, other *hosts.Host) {
 		j.t.Errorf("the job runs on host %s, and host %s has of it: %s %v", on.Name, other.Name, data, err)
 	}
 	for _, h := range j.pair.Hosts() {
-		if testenv.Exists(h.Path(filepath.Join(j.dir, ".arriving"))) {
-			j.t.Errorf("what arrives is left on host %s", h.Name)
+		for _, name := range []string{".arriving", ".packed"} {
+			if testenv.Exists(h.Path(filepath.Join(j.dir, name))) {
+				j.t.Errorf("%s is left on host %s", name, h.Name)
+			}
 		}
 	}
 }

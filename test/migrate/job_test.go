@@ -23,6 +23,15 @@ type longJob struct {
 	args []string
 
 	soaks, missed bool // see world; the last move did not come to its step
+	isFromImage   bool // it takes its files along
+}
+
+// Prepare makes the job's directories on a host, except for those that come along.
+func (j *longJob) Prepare(on *hosts.Host) {
+	j.t.Helper()
+	if !j.isFromImage {
+		j.Job.Prepare(on)
+	}
 }
 
 // startJob starts a long job on a host, with a supervisor.
@@ -39,21 +48,27 @@ func startJobUnder(t *testing.T, p *hosts.Pair, on *hosts.Host, under []string, 
 	program := testenv.Artefact(t, "make workload", "build", "workload", "cudawork")
 	args := append(append(j.args, "--"), append(under, program, "--mib", "16", "--loaders", "2", "--dir")...)
 	j.Job = on.StartProgram("cucriu", args...)
-	j.WaitTicks(on, 3)
-	t.Cleanup(func() {
-		if !t.Failed() {
+	j.begins(on)
+	return j
+}
+
+// begins waits until the job runs for the first time.
+func (j *longJob) begins(on *hosts.Host) {
+	j.t.Helper()
+	j.t.Cleanup(func() {
+		if !j.t.Failed() {
 			return
 		}
-		for _, h := range p.Hosts() {
+		for _, h := range j.pair.Hosts() {
 			for _, name := range []string{"events.jsonl", "supervisor.log", "move.json"} {
 				if data, err := os.ReadFile(h.Path(filepath.Join(j.dir, name))); err == nil {
-					t.Logf("%s on host %s:\n%s", name, h.Name, data)
+					j.t.Logf("%s on host %s:\n%s", name, h.Name, data)
 				}
 			}
 		}
 	})
+	j.WaitTicks(on, 3)
 	j.awaitSupervisor(on)
-	return j
 }
 
 // awaitSupervisor waits until the job may be moved: it runs before its supervisor takes requests.

@@ -23,7 +23,8 @@ type Process struct {
 	Args   []string
 }
 
-// processes lists the pids of what runs in the host's network, as the test sees them.
+// processes lists the pids of what runs in the host's network, or in a pid namespace below the host's, as the test sees
+// them.
 func (h *Host) processes() []int {
 	var own unix.Stat_t
 	if err := unix.Fstat(int(h.network.ns), &own); err != nil {
@@ -32,8 +33,31 @@ func (h *Host) processes() []int {
 	return slices.DeleteFunc(testenv.PIDs(), func(pid int) bool {
 		var stat unix.Stat_t
 		err := unix.Stat(fmt.Sprintf("/proc/%d/ns/net", pid), &stat)
-		return err != nil || stat.Ino != own.Ino || stat.Dev != own.Dev || pid == os.Getpid()
+		isIn := err == nil && stat.Ino == own.Ino && stat.Dev == own.Dev
+		return pid == os.Getpid() || !isIn && !h.hasBelow(pid)
 	})
+}
+
+// hasBelow reports whether a process is in a pid namespace below that of the host.
+func (h *Host) hasBelow(pid int) bool {
+	var own, at unix.Stat_t
+	space, err := os.Open(fmt.Sprintf("/proc/%d/ns/pid", pid))
+	if err != nil || h.init == nil || unix.Stat(fmt.Sprintf("/proc/%d/ns/pid", h.init.Process.Pid), &own) != nil {
+		return false
+	}
+	for {
+		err := unix.Fstat(int(space.Fd()), &at)
+		if err == nil && at.Ino == own.Ino && at.Dev == own.Dev {
+			space.Close()
+			return true
+		}
+		above, parentErr := unix.IoctlRetInt(int(space.Fd()), unix.NS_GET_PARENT)
+		space.Close()
+		if err != nil || parentErr != nil { // that of the test
+			return false
+		}
+		space = os.NewFile(uintptr(above), "pid namespace")
+	}
 }
 
 // Processes lists what runs on the host, without zombies.
