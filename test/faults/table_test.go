@@ -312,6 +312,8 @@ func back(prefix, point string, scene scene, without map[fault]string) []row {
 				r.name, r.point, r.goesOn = prefix+"move: from the copy that the GPUs have kept", point+"kept", true
 			} else {
 				r.name, r.point, r.also = prefix+"move: from the files", point+"files", []fault{continued, imagesGone}
+				rows = append(rows, r)
+				r.name, r.point, r.also = prefix+"move: it may not be checked yet", point+"unchecked", []fault{continued}
 			}
 			rows = append(rows, r)
 		case "restore":

@@ -78,36 +78,48 @@ func fewDescriptors(t *testing.T, job *testenv.Job) {
 	}
 }
 
-// TestDamageInWhatTheLibraryReads ends the restore before the library has read any of it, and changes nothing.
+// TestDamageInWhatTheLibraryReads ends the restore before the job has run, also if whoever was to find out is killed when
+// the library has read everything. The image can be mended.
 func TestDamageInWhatTheLibraryReads(t *testing.T) {
-	testenv.Simulated(t, func(t *testing.T) {
-		host := testenv.NewHost(t, 1, "--mib-per-gpu", "400")
-		job := startWithGuest(t, host)
-		images := testenv.NewImages(t)
-		moved(t, host, host.TryDump(job, images))
-		path := largest(t, images)
-		data, err := os.ReadFile(path)
-		if err != nil {
-			t.Fatal(err)
-		}
-		flip := func() {
-			data[len(data)/2] ^= 1
-			testenv.WriteFile(t, path, string(data))
-		}
-		flip()
-		const damaged = "is damaged: checksum mismatch"
-		if out, err := host.Cucriu("restore", "-D", images); err == nil || !strings.Contains(out, damaged) {
-			t.Errorf("restore of a damaged image: %v\n%s", err, out)
-		}
-		testenv.Eventually(t, testenv.Soon, "the half-restored job is gone", job.Gone)
-		if names := phases(host); slices.Contains(names, "move in from files") {
-			t.Errorf("the library has read damaged files: %q", names)
-		}
-		flip()
-		host.Restore(images)
-		job.Runs()
-		job.Check()
-	})
+	testenv.Parallel(t)
+	for _, who := range []string{"nobody", "kill", "kill-criu+kill"} {
+		t.Run(who, func(t *testing.T) {
+			testenv.Simulated(t, func(t *testing.T) {
+				host := testenv.NewHost(t, 1, "--mib-per-gpu", "400")
+				job := startWithGuest(t, host)
+				images := testenv.NewImages(t)
+				moved(t, host, host.TryDump(job, images))
+				path := largest(t, images)
+				data, err := os.ReadFile(path)
+				if err != nil {
+					t.Fatal(err)
+				}
+				flip := func() {
+					data[len(data)/2] ^= 1
+					testenv.WriteFile(t, path, string(data))
+				}
+				flip()
+				before := job.MustStatus(0).Tick
+				if who != "nobody" {
+					host.UseFailpoint("restore.back.unchecked=" + who)
+				}
+				out, err := host.Cucriu("restore", "-D", images)
+				testenv.Eventually(t, testenv.Soon, "the half-restored job is gone", job.Gone)
+				const damaged = "is damaged: checksum mismatch"
+				if said := testenv.Exits(t, host, 0, "status", "--all"); !strings.Contains(said+out, damaged) || err == nil && who == "nobody" {
+					t.Errorf("restore of a damaged image: %v\n%s\n%s", err, out, said)
+				}
+				if after := job.MustStatus(0).Tick; after != before {
+					t.Errorf("the job has run from tick %d to tick %d with damaged memory", before, after)
+				}
+				flip()
+				host.Setenv("CUCRIU_FAILPOINT", "")
+				host.Restore(images)
+				job.Runs()
+				job.Check()
+			})
+		})
+	}
 }
 
 // TestSomebodyIsKilledWhileTheLibraryReads the image: it reads on, and whoever takes over waits for it.
@@ -124,7 +136,6 @@ func TestSomebodyIsKilledWhileTheLibraryReads(t *testing.T) {
 				host.Setenv("CUCRIU_FAILPOINT_MARKS", marks)
 				host.UseFailpoint("told-in=" + who)
 				_ = host.TryRestore(images)
-				host.UseFailpoint("")
 				if !testenv.Exists(filepath.Join(marks, "told-in")) {
 					t.Error("the failpoint was not reached")
 				}

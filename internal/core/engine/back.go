@@ -37,7 +37,14 @@ import (
 // others wait, too. Otherwise every process runs, and the others use their GPUs. A restore waits in any case.
 func BringBack(ctx context.Context, driver *cudackpt.Driver, s *session.Session, targets []*Target) error {
 	b := &wayBack{Session: s, driver: driver, all: targets, toPause: s.Paused, leaveStopped: s.LeavesStopped(), atOnce: make(chan struct{}, fillsAtOnce())}
-	defer func() { _ = b.release(context.WithoutCancel(ctx)) }() // after an error
+	ctx, endChecks := context.WithCancel(ctx)
+	defer func() { // after an error
+		endChecks()
+		for _, t := range b.cuda {
+			_ = t.awaitCheck()
+		}
+		_ = b.release(context.WithoutCancel(ctx))
+	}()
 	if s.Refrozen() {
 		var err error
 		if b.toPause, err = proc.FrozenOf(s.Paused); err != nil {
@@ -452,6 +459,11 @@ func (b *wayBack) restore(ctx context.Context) error {
 				return err
 			}
 			if err := runRestoreThreads(ctx, b.tracer, []*Target{t}); err != nil {
+				return err
+			}
+		}
+		if t.lacks == lacksCheck {
+			if err := b.fill(ctx, t); err != nil {
 				return err
 			}
 		}

@@ -24,12 +24,13 @@ const (
 	lacksNothing lack = iota
 	lacksMoved        // what the library in it has moved to the host
 	lacksAll          // that, and the state of the driver
+	lacksCheck        // nothing, but nobody has found out whether what a library has read from them is right
 )
 
 // findLack finds out what a process lacks that does, by the journal. If the driver has restored its state, what was
 // there is the job's own by now. So is the memory of a library, once it has brought it back.
 func (b *wayBack) findLack(ctx context.Context, t *Target) error {
-	t.lacks, t.direct, t.checked = lacksNothing, false, false
+	t.lacks, t.direct = lacksNothing, false
 	if t.Member.Pages == nil || !t.Member.Pages.Dropped {
 		return nil
 	}
@@ -46,6 +47,8 @@ func (b *wayBack) findLack(ctx context.Context, t *Target) error {
 		return err
 	case t.moved.Size() > 0:
 		t.lacks = lacksMoved
+	case b.Kind == journal.KindRestore: // and somebody was killed before he had noted it
+		t.lacks = lacksCheck
 	default:
 		t.lacks, t.Member.Pages.Dropped = lacksNothing, false
 	}
@@ -79,23 +82,19 @@ func (b *wayBack) isCheckpointed(ctx context.Context, t *Target) (bool, error) {
 
 // fill brings back memory that was dropped in a process, while none of its threads but the restore thread run: what
 // the driver needs, and at the next call what the library has moved, which is filled in while the driver restores. If
-// the library is to read that from the files ([wayBack.moveInFiles]), it is only checked. It may be cut off and begun
+// the library is to read that from the files ([wayBack.moveInFiles]), a check of it begins. It may be cut off and begun
 // again: until the driver has restored, all of it; then what was moved, until the library has brought that back. Once
 // nothing is lacking, the journal says so.
 func (b *wayBack) fill(ctx context.Context, t *Target) error {
 	if err := b.fillIn(ctx, t); err != nil {
-		if b.Kind == journal.KindRestore && errors.Is(err, pages.ErrDamaged) {
-			err = fmt.Errorf("%w: %s", err, preflight.RemedyOf(preflight.FindingImage))
-		}
-		return fmt.Errorf("the GPU state of process %d (%s): %w", t.PID, t.Member.Name, err)
+		return err
 	}
 	b.noteResident()
 	if t.lacks == lacksAll && t.moved.Size() > 0 {
 		t.lacks = lacksMoved
 		return nil
 	}
-	if t.direct {
-		t.checked = true
+	if t.check != nil {
 		return nil
 	}
 	b.nothingIsLacking(t)
@@ -119,30 +118,62 @@ func (b *wayBack) nothingIsLacking(t *Target) {
 	}
 }
 
+// fillIn fills in what a process lacks. If the library is to read that from the files, it begins to check it.
 func (b *wayBack) fillIn(ctx context.Context, t *Target) error {
 	b.atOnce <- struct{}{}
-	defer func() { <-b.atOnce }()
+	free := func() { <-b.atOnce }
 	if err := ctx.Err(); err != nil {
+		free()
 		return err
 	}
 	input, err := session.OpenPages(&b.Record, t.Member)
 	if err != nil {
-		return err
+		free()
+		return b.ofState(t, err)
 	}
-	defer input.Close()
-	moved, others := input.Split(t.moved)
-	source, name, doing := moved, "fill moved", "filling-moved"
-	bring := func(ctx context.Context, from pages.Source) error {
+	do := func() error {
+		defer free()
+		defer input.Close()
+		return b.ofState(t, b.fillFrom(ctx, t, input))
+	}
+	if t.lacks != lacksMoved || !t.direct || !readable(input, t.moved) {
+		return do()
+	}
+	t.check = make(chan error, 1)
+	check := t.check
+	go func() { check <- do() }()
+	return nil
+}
+
+// ofState says whose GPU state it is that an error is about.
+func (b *wayBack) ofState(t *Target, err error) error {
+	if err == nil {
+		return nil
+	}
+	if b.Kind == journal.KindRestore && errors.Is(err, pages.ErrDamaged) {
+		err = fmt.Errorf("%w: %s", err, preflight.RemedyOf(preflight.FindingImage))
+	}
+	return fmt.Errorf("the GPU state of process %d (%s): %w", t.PID, t.Member.Name, err)
+}
+
+func (b *wayBack) fillFrom(ctx context.Context, t *Target, input *pages.Reader) error {
+	fill := func(ctx context.Context, from pages.Source) error {
 		return pages.Fill(ctx, from, t.Process, coresFor(1))
 	}
-	if t.lacks == lacksAll {
+	check := func(ctx context.Context, from pages.Source) error { return pages.Check(ctx, from, coresFor(1)) }
+	moved, others := input.Split(t.moved)
+	source, name, doing, bring := moved, "fill moved", "filling-moved", fill
+	switch {
+	case t.lacks == lacksAll:
 		source, name, doing = others, "fill", "filling"
-		if err := b.SpanOf(t.PID, "make accessible", func() error { return b.makeAccessible(ctx, t, input.Ranges()) }); err != nil {
+		makeAccessible := func() error { return b.makeAccessible(ctx, t, input.Ranges()) }
+		if err := b.SpanOf(t.PID, "make accessible", makeAccessible); err != nil {
 			return err
 		}
-	} else if t.direct = t.direct && readable(input, t.moved); t.direct {
-		name, doing = "check moved", "checking-moved"
-		bring = func(ctx context.Context, from pages.Source) error { return pages.Check(ctx, from, coresFor(1)) }
+	case t.lacks == lacksCheck:
+		source, name, doing, bring = others, "check", "checking", check // nothing is moved any more
+	case t.check != nil:
+		name, doing, bring = "check moved", "checking-moved", check
 	}
 	ctx, stall := NewStall(ctx, b.Env.Config.Restore.Timeout)
 	defer stall.End(context.Canceled)

@@ -37,7 +37,7 @@ type Target struct {
 	kept     *os.File          // of the way back: a socket with what they keep
 	lacks    lack              // of the way back: what is in files only
 	direct   bool              // of the way back: the library reads from them what it has moved
-	checked  bool              // of the way back: that is what was written
+	check    chan error        // of the way back: whether that is what was written; nil if nobody finds out
 	filled   bool              // of the way back: all that was lacking is there
 	moved    proc.Range        // of the way back: where the library keeps what it has moved to the host
 
