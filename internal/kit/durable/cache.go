@@ -27,7 +27,7 @@ func openToRead(path string) (*os.File, error) {
 // ends. It reads no more of a file that cannot be read, and nothing more where the kernel does not say what is
 // there: before Linux 6.5, and on some file systems, such as overlays.
 func ReadAhead(ctx context.Context, paths []string) {
-	const readers, size = 4, 8 << 20
+	const readers, size = 8, 8 << 20
 	type piece struct {
 		path         string
 		offset, size int64
@@ -37,9 +37,9 @@ func ReadAhead(ctx context.Context, paths []string) {
 	var isUnseen atomic.Bool
 	for range readers {
 		all.Go(func() {
-			buffer := make([]byte, size)
+			buffer := make([]byte, step)
 			for p := range pieces {
-				if !isUnseen.Load() && !readPiece(p.path, p.offset, buffer[:p.size]) {
+				if !isUnseen.Load() && !readPiece(p.path, p.offset, p.size, buffer) {
 					isUnseen.Store(true)
 				}
 			}
@@ -58,9 +58,12 @@ func ReadAhead(ctx context.Context, paths []string) {
 	all.Wait()
 }
 
-// readPiece reads a piece of a file that is not in the page cache yet. It reports whether the kernel says what is
-// there.
-func readPiece(path string, offset int64, buffer []byte) bool {
+// step is what a kernel reads ahead at most when it is asked to, with small limits of a disk.
+const step = 1 << 20
+
+// readPiece reads a piece of a file that is not in the page cache yet, in steps. It reports whether the kernel says what
+// is there.
+func readPiece(path string, offset, size int64, buffer []byte) bool {
 	f, err := openToRead(path)
 	if err != nil {
 		return true
@@ -68,15 +71,24 @@ func readPiece(path string, offset int64, buffer []byte) bool {
 	defer f.Close()
 	there := func() (bytes uint64, err error) {
 		var cached unix.Cachestat_t
-		of := unix.CachestatRange{Off: uint64(offset), Len: uint64(len(buffer))}
+		of := unix.CachestatRange{Off: uint64(offset), Len: uint64(size)}
 		err = unix.Cachestat(uint(f.Fd()), &of, &cached, 0)
 		return cached.Cache * uint64(os.Getpagesize()), err
 	}
 	before, err := there()
-	if err != nil || before >= uint64(len(buffer)) {
+	if err != nil || before >= uint64(size) {
 		return err == nil
 	}
-	n, _ := f.ReadAt(buffer, offset)
+	// The disk is given all of it at once: for a read of a new descriptor, the kernel has only a little under way.
+	for at := int64(0); at < size; at += step {
+		_ = unix.Fadvise(int(f.Fd()), offset+at, min(step, size-at), unix.FADV_WILLNEED)
+	}
+	read := 0
+	for at := int64(0); at < size && err == nil; at += step {
+		var n int
+		n, err = f.ReadAt(buffer[:min(step, size-at)], offset+at)
+		read += n
+	}
 	after, err := there()
-	return err == nil && (after > 0 || n == 0)
+	return err == nil && (after > 0 || read == 0)
 }
