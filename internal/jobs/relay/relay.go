@@ -59,6 +59,9 @@ func Listen(published []Publish) (*Relay, error) {
 		if errors.Is(err, unix.EADDRINUSE) {
 			err = fault.Because(err, fmt.Sprintf("port %d of this host is in use, or published twice", p.New),
 				"publish another port; 0 stands for any free one")
+		} else if errors.Is(err, unix.EADDRNOTAVAIL) {
+			err = fault.Because(err, fmt.Sprintf("this host does not have the address %v", p.Address),
+				"publish at one that it has, or give it the address (ip address add)")
 		}
 		if err != nil {
 			r.Close()
