@@ -309,6 +309,11 @@ func addLongFlags(cmd *cobra.Command, o *jobs.Options) (check func(args []string
 		case errors.Is(err, os.ErrNotExist) && errors.As(err, new(*fault.Explained)): // there are checkpoints
 			return runError{err}
 		case errors.Is(err, os.ErrNotExist) || errors.Is(err, unix.ENOTDIR):
+			if hook, err := newHook(); err == nil {
+				if err := jobs.RefuseVanished(hook.Config.RunDir, o.Dir); err != nil {
+					return runError{err}
+				}
+			}
 			return fmt.Errorf("%s contains no job yet: specify the command to run", o.Dir)
 		case err == nil:
 			if err := recallFlags(cmd, o.Dir); err != nil {

@@ -222,6 +222,24 @@ func RequireGone(runDir, dir string) error {
 	return errors.Join(errors.New("it runs without a supervisor: cucriu run --dir "+dir+" supervises it again"), err, p.Close())
 }
 
+// RefuseVanished fails if this host knows a job of a directory that has none now.
+func RefuseVanished(runDir, dir string) error {
+	dir, err := filepath.Abs(dir)
+	if err == nil {
+		err = RequireGone(runDir, dir)
+	}
+	if err != nil {
+		return err
+	}
+	l, err := readLocal(localDir(runDir, dir))
+	if err != nil { // none is known
+		return nil
+	}
+	had := fmt.Sprintf("it had the job %s (%s)", l.Name, l.Describe())
+	return fault.New(dir+" was moved or removed, or is not mounted: "+had,
+		"bring it back; or, if nothing of that job is needed, specify the command of another one")
+}
+
 // whereIs returns what a directory is recognized by, also when it is not there any more, or by another
 // path: its path as it was named and without symbolic links, its inode, and its name in the inode of
 // the directory above.

@@ -164,6 +164,8 @@ func TestADirectoryThatWasMovedIsRefused(t *testing.T) {
 			t.Fatal(err)
 		}
 		w.run().ends(125, "can be restored as "+old)
+		moved := &world{t: t, host: w.host, dir: old}
+		moved.again().ends(125, old+" was moved or removed, or is not mounted: it had the job D (killed): bring it back")
 		if kept := glob(w.work, "*.cucriu-*"); len(kept) > 0 {
 			t.Errorf("files of the job were changed: %v", kept)
 		}
