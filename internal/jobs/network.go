@@ -3,7 +3,11 @@ package jobs
 import (
 	"context"
 	"fmt"
+	"path/filepath"
 	"slices"
+	"time"
+
+	"github.com/gofrs/flock"
 
 	"cucriu/hooks/checkpoint"
 	"cucriu/hooks/preflight"
@@ -23,20 +27,32 @@ const (
 
 // prepareNetwork refuses an image whose sockets cannot be restored in the network that a job from an image is to have,
 // or notes what a network of its own needs for them. isStart says that it is the image that the job is started from.
-func (s *starter) prepareNetwork(ctx context.Context, image string, isStart bool) (err error) {
+// Until turn is closed, no other such job looks for its ports in the same network: criu would let two listen at one.
+func (s *starter) prepareNetwork(ctx context.Context, image string, isStart bool) (turn *flock.Flock, err error) {
 	if s.record.Image == nil {
-		return nil
+		return new(flock.Flock), nil
 	}
+	turn = flock.New(filepath.Join(s.hook.Config.RunDir, "ports-"+Key(s.Net)))
 	sockets, _ := imagedir.Open(image).Sockets() // the restore says what is wrong with it
 	s.takeAddresses(sockets)
 	if err := failpoint.Hit(ctx, "image.addresses", 0); err != nil {
-		return err
+		return turn, err
+	}
+	if s.Net != NetOwn {
+		locked, err := turn.TryLock()
+		if err == nil && !locked {
+			s.inform("waiting for another job that is being started in the same network")
+			_, err = turn.TryLockContext(ctx, 20*time.Millisecond) // there is no event to wait for
+		}
+		if err != nil {
+			return turn, err
+		}
 	}
 	var findings preflight.Findings
 	const own = "--net own gives the job a network of its own, with --publish for its ports"
 	switch {
 	case s.Net == NetOwn:
-		return nil
+		return turn, nil
 	case s.Net != NetHost:
 		findings, err = preparedFindings(s.Net, image)
 	case isStart && len(sockets.Inside) > 0: // even if no job has them now
@@ -52,9 +68,9 @@ func (s *starter) prepareNetwork(ctx context.Context, image string, isStart bool
 		err = s.hook.Judge(findings).Err()
 	}
 	if err != nil {
-		return &ImageError{image, fmt.Errorf("--net %s: %w", s.Net, err)}
+		err = &ImageError{image, fmt.Errorf("--net %s: %w", s.Net, err)}
 	}
-	return nil
+	return turn, err
 }
 
 // preparedFindings finds which addresses of an image, if any, a network namespace lacks that was prepared. It fails if

@@ -381,7 +381,9 @@ func (s *starter) startFromImage(ctx context.Context) error {
 	if from.Copy {
 		_ = store.ForgetStarted(from.Path, Key(s.Dir)) // whoever owns the image may have removed it
 	}
-	if err := s.prepareNetwork(ctx, c.Dir, true); err != nil {
+	turn, err := s.prepareNetwork(ctx, c.Dir, true)
+	defer turn.Close()
+	if err != nil {
 		return errors.Join(err, s.withdraw())
 	}
 	copies, err := s.layOut(ctx, c)

@@ -155,7 +155,9 @@ func inTurn(all []store.Checkpoint) []store.Checkpoint {
 // resume restores a checkpoint in a new sandbox.
 func (s *starter) resume(ctx context.Context, c store.Checkpoint) error {
 	s.steps.begin()
-	if err := s.prepareNetwork(ctx, c.Dir, false); err != nil {
+	turn, err := s.prepareNetwork(ctx, c.Dir, false)
+	defer turn.Close()
+	if err != nil {
 		return preflight.AsRefusal(err)
 	}
 	if err := s.restore(ctx, c, sandbox.Shown{At: c.Dir}, false); err != nil {

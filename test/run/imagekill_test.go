@@ -211,3 +211,34 @@ func TestNoKillBetweenTwoRunsOfAJobFromAnImage(t *testing.T) {
 		})
 	}
 }
+
+// TestOfTwoStartsInOneNetworkTheSecondIsRefused if both need the same port, also if nobody has it when they begin: the
+// clients of the two would be divided.
+func TestOfTwoStartsInOneNetworkTheSecondIsRefused(t *testing.T) {
+	testenv.Simulated(t, func(t *testing.T) {
+		w := emptyWorld(t)
+		original, ports := w.serves(",alone", "127.0.0.1")
+		original.signal(unix.SIGTERM)
+		original.ends(requeue)
+		job, other := w.from(), w.from()
+		s := job.stopAt("image.laid-out")
+		flags := []string{"--image", w.dir, "--net", "host", "--every", "0"}
+		r := job.start(s.host.CucriuCommand(append([]string{"run", "--dir", job.dir}, flags...)...), flags)
+		s.await(r)
+		second := other.startFrom(w, "--net", "host")
+		second.says("waiting for another job that is being started in the same network")
+		s.goOn()
+		r.says("from image")
+		second.ends(3, "tcp-address: ", ports[0])
+		gets(t, ports[0], "1")
+		r.signal(unix.SIGTERM)
+		r.ends(requeue)
+		second = other.startFrom(w, "--net", "host")
+		second.says("from image")
+		gets(t, ports[0], "1")
+		job.again().ends(3, "tcp-address: ", ports[0])
+		second.signal(unix.SIGTERM)
+		second.ends(requeue)
+		w.noProcesses()
+	})
+}
