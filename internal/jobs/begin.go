@@ -49,6 +49,7 @@ func (s *starter) begin(ctx, told context.Context) error {
 		return err
 	}
 	s.removeLeftovers(s.store.RemovePartials, nil) // what is staged may need the room
+	s.sayError(os.RemoveAll(filepath.Join(s.Dir, packedDir)))
 	saved, err := s.saveStaged(told)
 	if err == nil {
 		s.removeLeftovers(s.store.RemoveLeftovers, saved)

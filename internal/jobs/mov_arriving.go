@@ -289,7 +289,7 @@ func (j *Arriving) Complete(ctx context.Context, newest string, begun time.Time)
 	if err := j.requireOf(filepath.Join(j.dir, recordName), begun); err != nil {
 		return fmt.Errorf("the job's record has not arrived: %w", err)
 	}
-	if err := j.unpack(ctx); err != nil {
+	if err := j.unpack(ctx, newest); err != nil {
 		return err
 	}
 	return os.RemoveAll(j.Folder())

@@ -8,6 +8,7 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 
@@ -19,6 +20,7 @@ import (
 	"cucriu/internal/kit/failpoint"
 	"cucriu/internal/kit/fault"
 	"cucriu/internal/kit/files"
+	"cucriu/internal/kit/records"
 )
 
 // A job that was started from an image moves without the image, which it does not need once it has a checkpoint. It
@@ -120,14 +122,46 @@ func (f *FromImage) Room() int64 {
 	return 2 * f.Bytes
 }
 
-// pack packs the private directories of the job of a directory, which has ended.
-func pack(ctx context.Context, dir string) error {
+// asOf names the checkpoint with which the private directories in D agree, from when the job has ended in it, or has
+// come with it, until it runs here. A move back to this host that was not completed leaves newer checkpoints, and not
+// the files that the job had then.
+type asOf struct {
+	Checkpoint string `json:"checkpoint"`
+}
+
+var asOfKind = records.Kind[asOf]{Name: "private.json", What: "the record of the job's own files", Version: 1}
+
+// giveUpNewer gives up the checkpoints with which the private directories do not agree, before the job runs here.
+func (s *starter) giveUpNewer(all []store.Checkpoint) error {
+	of, err := asOfKind.ReadOr(s.Dir, asOf{})
+	if err != nil || of.Checkpoint == "" {
+		return err
+	}
+	agrees := slices.IndexFunc(all, func(c store.Checkpoint) bool { return c.Name == of.Checkpoint })
+	if agrees >= 0 && all[agrees].Usable() {
+		why := errors.New("it has come by a move that was not completed, and the files that the job has of its own have not")
+		for i := agrees + 1; i < len(all); i++ {
+			if err := s.store.GiveUp(all[i].Name, why); err != nil {
+				return err
+			}
+			s.say(fmt.Sprintf("checkpoint %s is set aside: %v", all[i].Name, why))
+			all[i].GivenUp = why.Error()
+		}
+	}
+	return asOfKind.Remove(s.Dir)
+}
+
+// pack packs the private directories of the job of a directory, which has ended in a checkpoint.
+func pack(ctx context.Context, dir, checkpoint string) error {
 	r, err := loadRecord(filepath.Join(dir, recordName))
 	if err != nil || r.Image == nil || len(r.Image.Private) == 0 {
 		return err
 	}
 	to := filepath.Join(dir, packedDir)
 	if err := errors.Join(os.RemoveAll(to), os.Mkdir(to, 0o700)); err != nil {
+		return err
+	}
+	if err := asOfKind.Write(dir, asOf{checkpoint}); err != nil {
 		return err
 	}
 	if err := files.Pack(ctx, r.copies(filepath.Join(dir, privateDir)), to); err != nil {
@@ -163,8 +197,8 @@ func (j *Arriving) takePacked(name, from string) error {
 }
 
 // unpack makes the job's private directories of what was packed, all or none. Those that the job had when it was here
-// before are of no use then.
-func (j *Arriving) unpack(ctx context.Context) error {
+// before are of no use then. They agree with the job's newest checkpoint.
+func (j *Arriving) unpack(ctx context.Context, newest string) error {
 	r, err := loadRecord(filepath.Join(j.dir, recordName))
 	if err != nil || r.Image == nil || len(r.Image.Private) == 0 {
 		return err
@@ -189,16 +223,16 @@ func (j *Arriving) unpack(ctx context.Context) error {
 	if errors.Is(err, unix.ENOENT) {
 		err = os.Rename(made, private)
 	}
+	if err == nil {
+		err = asOfKind.Write(j.dir, asOf{newest})
+	}
 	return errors.Join(err, durable.Sync(j.dir))
 }
 
-// Settled removes what is not needed any more once it is decided, and known to the destination, whether the job has
-// left this host. It needs its image no longer then.
-func (j *Leaving) Settled(left bool) error {
-	err := os.RemoveAll(filepath.Join(j.Dir, packedDir))
-	r, readErr := loadRecord(filepath.Join(j.Dir, recordName))
-	if left && readErr == nil && r.Image != nil {
+// Gone removes what is not needed any more once the job runs on another host: that needs its image no longer.
+func (j *Leaving) Gone() error {
+	if r, err := loadRecord(filepath.Join(j.Dir, recordName)); err == nil && r.Image != nil {
 		_ = store.ForgetStarted(r.Image.Path, Key(j.Dir)) // whoever owns it may have removed it
 	}
-	return err
+	return os.RemoveAll(filepath.Join(j.Dir, packedDir))
 }

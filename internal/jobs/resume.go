@@ -42,6 +42,9 @@ func (s *starter) resumeNewest(ctx context.Context, all []store.Checkpoint) erro
 	if made := lastMade(s.Dir, s.record.Begun); (store.Checkpoint{Name: made.Name}).Number() > all[len(all)-1].Number() {
 		s.say(missing(s.Dir, made) + ": " + s.record.Name + " resumes from an older one")
 	}
+	if err := s.giveUpNewer(all); err != nil {
+		return err
+	}
 	all = inTurn(all)
 	failed := make(map[string]error)
 	for i, c := range all {

@@ -327,7 +327,7 @@ func (s *jobSource) returned(ctx context.Context, why string) error {
 	if err := reach(ctx, "job.takeback"); err != nil {
 		return err
 	}
-	if err := errors.Join(s.of.Settled(false), jobs.RemoveMove(s.dir)); err != nil {
+	if err := jobs.RemoveMove(s.dir); err != nil {
 		return fmt.Errorf("%w: %w", hooks.ErrNotBack, err)
 	}
 	err := s.bringBack(ctx)
@@ -336,11 +336,11 @@ func (s *jobSource) returned(ctx context.Context, why string) error {
 
 func (s *jobSource) told(_ context.Context, state commit.SourceState) error {
 	if state == commit.Back {
-		return errors.Join(s.notBack, s.of.Settled(false), jobs.RemoveMove(s.dir))
+		return errors.Join(s.notBack, jobs.RemoveMove(s.dir))
 	}
 	m, err := s.read()
 	if err == nil {
-		err = s.of.Settled(true)
+		err = s.of.Gone()
 	}
 	if err == nil {
 		m.PeerKnows = true

@@ -203,6 +203,41 @@ func TestAJobFromAnImageIsOnOneHostWhereverAProgramIsKilled(t *testing.T) {
 	})
 }
 
+// TestAJobFromAnImageThatIsTakenHasTheFilesOfItsCheckpoint: a move back has left a newer one, without the files that the
+// job had then, before the other host was lost.
+func TestAJobFromAnImageThatIsTakenHasTheFilesOfItsCheckpoint(t *testing.T) {
+	testenv.Isolated(t, func(t *testing.T) {
+		p := hosts.New(t, hosts.Options{OneBootID: true})
+		j := startFromImage(t, original(t, p, p.A), p.A, "--publish", outerPort+":"+innerPort)
+		testenv.WriteFile(t, j.own(p.A, "name"), "first")
+		j.asks(p.A, "1 first")
+		j.move(p.A, p.B) // in 000002
+		testenv.WriteFile(t, j.own(p.B, "name"), "later")
+		j.asks(p.B, "2 later")
+		p.B.Run("cucriu", "jobs", "checkpoint", "train")
+		j.at(p.B, p.A, p.B, "job.ahead", "kill")
+		p.B.PowerOff()
+		defer p.B.Boot()
+		awaitEnd(t, receives(p.A)...)
+		if !testenv.Exists(p.A.Path(filepath.Join(j.dir, "checkpoints", "000003"))) {
+			t.Fatal("nothing newer has come, so the test shows nothing")
+		}
+		p.A.Run("cucriu", "recover", "--take", j.moveAt(p.A).ID)
+		j.again(p.A)
+		j.is(p.A)
+		if from := j.resumedFrom(p.A); from != "000002" {
+			t.Errorf("the job has resumed from checkpoint %s", from)
+		}
+		j.asks(p.A, "2 first")
+		p.A.Run("cucriu", "jobs", "checkpoint", "train")
+		p.A.Run("cucriu", "jobs", "stop", "train")
+		j.again(p.A)
+		if j.asks(p.A, "3 first"); j.resumedFrom(p.A) <= "000003" {
+			t.Error("what the job has done since was given up, too")
+		}
+	})
+}
+
 // TestWhatAJobFromAnImageLacksThereIsKnownBeforehand: it is not touched.
 func TestWhatAJobFromAnImageLacksThereIsKnownBeforehand(t *testing.T) {
 	testenv.Isolated(t, func(t *testing.T) {
