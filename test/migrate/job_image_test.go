@@ -46,7 +46,8 @@ const (
 func original(t *testing.T, p *hosts.Pair, on *hosts.Host) *longJob {
 	t.Helper()
 	on.AddAddress(netip.MustParseAddr(inner))
-	start := `dir=$(eval echo \${$#}); echo original > "$dir/name"; exec python3 -c "$0" "$dir" ` + inner + ` ` + innerPort + ` "$@"`
+	const start = `dir=$(eval echo \${$#}); echo original > "$dir/name"; exec python3 -c "$0" "$dir" ` +
+		inner + ` ` + innerPort + ` "$@"`
 	j := startJobUnder(t, p, on, []string{"sh", "-c", start, serves}, "--name", "original")
 	on.Run("cucriu", "jobs", "checkpoint", "original")
 	on.Run("cucriu", "jobs", "stop", "original")
