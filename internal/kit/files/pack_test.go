@@ -89,6 +89,26 @@ func TestADeviceIsNotPacked(t *testing.T) {
 	}
 }
 
+// TestWhatIsMountedIsNotLeftOut of what is packed without a word, and that is known beforehand.
+func TestWhatIsMountedIsNotLeftOut(t *testing.T) {
+	top := tempDir(t)
+	write(t, filepath.Join(top, "file"), "a file")
+	must(t, os.Mkdir(filepath.Join(top, "dir"), 0o700))
+	for base, from := range map[string]string{"dir": "tmpfs", "file": "/proc/version"} {
+		at := filepath.Join(top, base)
+		if from == "tmpfs" {
+			must(t, unix.Mount(from, at, from, 0, ""))
+		} else {
+			must(t, unix.Mount(from, at, "", unix.MS_BIND, ""))
+		}
+		_, err := ForeseePack(t.Context(), []string{top}, top)
+		if err == nil || !strings.Contains(err.Error(), at+" is on another file system") {
+			t.Error(err)
+		}
+		must(t, unix.Unmount(at, unix.MNT_DETACH))
+	}
+}
+
 // TestNothingThatWasPackedLeadsElsewhere: the other host may be hostile.
 func TestNothingThatWasPackedLeadsElsewhere(t *testing.T) {
 	top := tempDir(t)

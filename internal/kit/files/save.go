@@ -202,6 +202,8 @@ func (s *survey) walk(ctx context.Context, dir string, apart map[inode]bool) err
 			return nil // removed meanwhile
 		case err != nil:
 			return err
+		case st.Dev != top.Dev && s.whole:
+			return fault.New(name(path).String()+" is on another file system, and would be missing", "unmount it")
 		case st.Dev != top.Dev && d.IsDir():
 			return fs.SkipDir
 		case st.Dev != top.Dev:
