@@ -122,18 +122,19 @@ func (f *FromImage) Room() int64 {
 	return 2 * f.Bytes
 }
 
-// asOf names the checkpoint with which the private directories in D agree, from when the job has ended in it, or has
-// come with it, until it runs here. A move back to this host that was not completed leaves newer checkpoints, and not
-// the files that the job had then.
+// asOf names the checkpoint with which the private directories agree that a job has left on this host, or has come
+// with, until it runs here. It is among them, to come and go with them. A move back to this host that was not completed
+// leaves newer checkpoints, and not the files that the job had then.
 type asOf struct {
 	Checkpoint string `json:"checkpoint"`
 }
 
-var asOfKind = records.Kind[asOf]{Name: "private.json", What: "the record of the job's own files", Version: 1}
+var asOfKind = records.Kind[asOf]{Name: "as-of.json", What: "the record of the job's own files", Version: 1}
 
 // giveUpNewer gives up the checkpoints with which the private directories do not agree, before the job runs here.
 func (s *starter) giveUpNewer(all []store.Checkpoint) error {
-	of, err := asOfKind.ReadOr(s.Dir, asOf{})
+	private := filepath.Join(s.Dir, privateDir)
+	of, err := asOfKind.ReadOr(private, asOf{})
 	if err != nil || of.Checkpoint == "" {
 		return err
 	}
@@ -148,20 +149,17 @@ func (s *starter) giveUpNewer(all []store.Checkpoint) error {
 			all[i].GivenUp = why.Error()
 		}
 	}
-	return asOfKind.Remove(s.Dir)
+	return asOfKind.Remove(private)
 }
 
-// pack packs the private directories of the job of a directory, which has ended in a checkpoint.
-func pack(ctx context.Context, dir, checkpoint string) error {
+// pack packs the private directories of the job of a directory, which has ended.
+func pack(ctx context.Context, dir string) error {
 	r, err := loadRecord(filepath.Join(dir, recordName))
 	if err != nil || r.Image == nil || len(r.Image.Private) == 0 {
 		return err
 	}
 	to := filepath.Join(dir, packedDir)
 	if err := errors.Join(os.RemoveAll(to), os.Mkdir(to, 0o700)); err != nil {
-		return err
-	}
-	if err := asOfKind.Write(dir, asOf{checkpoint}); err != nil {
 		return err
 	}
 	if err := files.Pack(ctx, r.copies(filepath.Join(dir, privateDir)), to); err != nil {
@@ -210,7 +208,7 @@ func (j *Arriving) unpack(ctx context.Context, newest string) error {
 	if err := files.Unpack(ctx, filepath.Join(j.Folder(), packedDir), r.copies(made)); err != nil {
 		return fmt.Errorf("the files that the job has of its own: %w", err)
 	}
-	if err := syncAll(made); err != nil {
+	if err := errors.Join(asOfKind.Write(made, asOf{newest}), syncAll(made)); err != nil {
 		return err
 	}
 	if err := failpoint.Hit(ctx, "job.unpacked", 0); err != nil {
@@ -223,10 +221,26 @@ func (j *Arriving) unpack(ctx context.Context, newest string) error {
 	if errors.Is(err, unix.ENOENT) {
 		err = os.Rename(made, private)
 	}
-	if err == nil {
-		err = asOfKind.Write(j.dir, asOf{newest})
-	}
 	return errors.Join(err, durable.Sync(j.dir))
+}
+
+// Leave notes, before the job leaves this host, with which checkpoint the files agree that it leaves here.
+func (j *Leaving) Leave() error {
+	private := filepath.Join(j.Dir, privateDir)
+	if _, err := os.Lstat(private); errors.Is(err, fs.ErrNotExist) {
+		return nil
+	}
+	newest, err := j.newest()
+	if err != nil || newest == nil {
+		return err
+	}
+	return asOfKind.Write(private, asOf{newest.Name})
+}
+
+// Stays undoes [Leaving.Leave], and removes what was packed. A supervisor of an earlier version, which has resumed the
+// job meanwhile, knows neither: what it goes on to do must not be set aside.
+func (j *Leaving) Stays() error {
+	return errors.Join(os.RemoveAll(filepath.Join(j.Dir, packedDir)), asOfKind.Remove(filepath.Join(j.Dir, privateDir)))
 }
 
 // Gone removes what is not needed any more once the job runs on another host: that needs its image no longer.

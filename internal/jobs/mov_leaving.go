@@ -129,7 +129,7 @@ func (j *Leaving) End(ctx context.Context) error {
 	if err := j.requireNewest(answer.Checkpoint); err != nil {
 		return err
 	}
-	return pack(ctx, j.Dir, answer.Checkpoint)
+	return pack(ctx, j.Dir)
 }
 
 func (j *Leaving) requireNewest(name string) error {

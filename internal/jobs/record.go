@@ -339,7 +339,7 @@ const OutputLog = "output.log"
 // OwnFiles are all names that there may be in the directory of a job that has not run here.
 func OwnFiles() []string {
 	return append(travelFiles(), "lock", "owner.json", "checkpoints", "staged", fenceName, undoName, arrivalsName, moveLockName, moveName,
-		shownImage, privateDir, privateDir+".partial", copiedImage, copiedImage+".partial", packedDir, asOfKind.Name)
+		shownImage, privateDir, privateDir+".partial", copiedImage, copiedImage+".partial", packedDir)
 }
 
 // NoteLocal notes in the run directory what a job does on this host that has no supervisor here.

@@ -282,6 +282,11 @@ func (s *jobSource) decide(ctx context.Context, state commit.SourceState) error 
 		return fmt.Errorf("%w: %w", hooks.ErrNotBack, err)
 	}
 	if decided := map[commit.SourceState]jobs.MoveState{commit.Back: jobs.MoveStays, commit.End: jobs.MoveLeft}[state]; m.State != decided {
+		if decided == jobs.MoveLeft {
+			if err := s.of.Leave(); err != nil {
+				return fmt.Errorf("%w: %w", hooks.ErrNotBack, err)
+			}
+		}
 		m.State = decided
 		if err := m.Write(s.dir); err != nil {
 			return fmt.Errorf("%w: %w", hooks.ErrNotBack, err)
@@ -327,7 +332,7 @@ func (s *jobSource) returned(ctx context.Context, why string) error {
 	if err := reach(ctx, "job.takeback"); err != nil {
 		return err
 	}
-	if err := jobs.RemoveMove(s.dir); err != nil {
+	if err := errors.Join(s.of.Stays(), jobs.RemoveMove(s.dir)); err != nil {
 		return fmt.Errorf("%w: %w", hooks.ErrNotBack, err)
 	}
 	err := s.bringBack(ctx)
@@ -336,7 +341,7 @@ func (s *jobSource) returned(ctx context.Context, why string) error {
 
 func (s *jobSource) told(_ context.Context, state commit.SourceState) error {
 	if state == commit.Back {
-		return errors.Join(s.notBack, jobs.RemoveMove(s.dir))
+		return errors.Join(s.notBack, s.of.Stays(), jobs.RemoveMove(s.dir))
 	}
 	m, err := s.read()
 	if err == nil {

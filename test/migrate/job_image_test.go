@@ -212,7 +212,14 @@ func TestAJobFromAnImageThatIsTakenHasTheFilesOfItsCheckpoint(t *testing.T) {
 		j := startFromImage(t, original(t, p, p.A), p.A, "--publish", outerPort+":"+innerPort)
 		testenv.WriteFile(t, j.own(p.A, "name"), "first")
 		j.asks(p.A, "1 first")
+		// A supervisor of an earlier version does not remove the record if the job stays.
+		asOf := filepath.Join(j.dir, "private", "as-of.json")
+		p.A.UseFailpoint("job.ready=run " + testenv.Script(t, "test ! -e "+p.A.Path(asOf)))
 		j.move(p.A, p.B) // in 000002
+		p.A.Setenv("CUCRIU_FAILPOINT", "")
+		if !testenv.Exists(p.A.Path(asOf)) || testenv.Exists(p.B.Path(asOf)) {
+			t.Error("the host that the job has left has no record, or that where it runs has one")
+		}
 		testenv.WriteFile(t, j.own(p.B, "name"), "later")
 		j.asks(p.B, "2 later")
 		p.B.Run("cucriu", "jobs", "checkpoint", "train")
