@@ -100,6 +100,24 @@ func stepsOf(output string) []string {
 	return lines
 }
 
+// TestOnGPUsAJobFromAnImage goes there and back, with its files and its port. One GPU will do for both hosts.
+func TestOnGPUsAJobFromAnImage(t *testing.T) {
+	testenv.IsolatedFor(t, 200*time.Second, func(t *testing.T) {
+		one := hosts.HostOptions{Real: []int{0}}
+		p := realPair(t, hosts.Options{WithoutSSH: true, OneBootID: true, A: one, B: one})
+		j := startFromImage(t, original(t, p, p.A), p.A, "--publish", outerPort+":"+innerPort)
+		testenv.WriteFile(t, j.own(p.A, "name"), "mine")
+		stop := j.watch()
+		from, to := p.A, p.B
+		for asked := range 4 {
+			j.asks(from, fmt.Sprintf("%d mine", asked+1))
+			j.move(from, to, "--rsh", from.RSH())
+			from, to = to, from
+		}
+		stop()
+	})
+}
+
 // TestOnGPUsPause measures the pause by phase, without the library of cucriu run --dir and with it, side by side with
 // dump, copy and restore by hand.
 func TestOnGPUsPause(t *testing.T) {
