@@ -365,6 +365,7 @@ func TestASupervisedJobIsNotAdoptedAgain(t *testing.T) {
 	testenv.Simulated(t, func(t *testing.T) {
 		w := newMixedWorld(t)
 		pid, _ := w.startsItself()
+		w.ticks(3)
 		others := make([]*exec.Cmd, 3) // at the same time
 		said := make([]strings.Builder, len(others))
 		for i := range others {
