@@ -295,8 +295,8 @@ func (j *Arriving) Complete(ctx context.Context, newest string, begun time.Time)
 	return os.RemoveAll(j.Folder())
 }
 
-// Record is what is written down of the move; known is false if there is nothing, or no longer. A job that has come here
-// by this move and has moved on since, is [MoveArrived].
+// Record is what is written down of the move; known is false if there is nothing, or no longer. A job that has come
+// here by this move and has moved on since, is [MoveArrived].
 func (j *Arriving) Record() (m Move, known bool, err error) {
 	if m, err = ReadMove(j.dir); err != nil || m.ID == j.id {
 		return m, err == nil && (m.State != MoveLeft || m.Returned != ""), err
@@ -336,9 +336,9 @@ type ReturnedError struct{ Why string }
 
 func (e *ReturnedError) Error() string { return "it is returned to the source: " + e.Why }
 
-// Run writes down that the job belongs here, and has it run, unless it runs or has run here. If it cannot be resumed, it
-// is given back: its error is a [*ReturnedError], and it never runs here from then on, so the source may let it run. A
-// job that a person has taken is not given back.
+// Run writes down that the job belongs here, and has it run, unless it runs or has run here. If it cannot be resumed,
+// it is given back: its error is a [*ReturnedError], and it never runs here from then on, so the source may let it
+// run. A job that a person has taken is not given back.
 func (j *Arriving) Run(ctx context.Context, taken bool) error {
 	m, err := ReadMove(j.dir)
 	switch {

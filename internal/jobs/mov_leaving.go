@@ -102,8 +102,8 @@ func (j *Leaving) newest() (*store.Checkpoint, error) {
 	return newestOf(all), err
 }
 
-// NeedsCheckpoint reports whether the newest checkpoint says nothing about the job as it is now: there is none, or files
-// that the job needs are others by now. The destination judges by it.
+// NeedsCheckpoint reports whether the newest checkpoint says nothing about the job as it is now: there is none, or
+// files that the job needs are others by now. The destination judges by it.
 func (j *Leaving) NeedsCheckpoint(ctx context.Context) (bool, error) {
 	newest, err := j.newest()
 	if err != nil || newest == nil {

@@ -33,6 +33,11 @@ func (s *starter) prepareNetwork(ctx context.Context, image string, isStart bool
 		return new(flock.Flock), nil
 	}
 	turn = flock.New(filepath.Join(s.hook.Config.RunDir, "ports-"+Key(s.Net)))
+	defer func() {
+		if err != nil {
+			turn.Close()
+		}
+	}()
 	sockets, _ := imagedir.Open(image).Sockets() // the restore says what is wrong with it
 	s.takeAddresses(sockets)
 	if err := failpoint.Hit(ctx, "image.addresses", 0); err != nil {

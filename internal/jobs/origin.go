@@ -382,10 +382,10 @@ func (s *starter) startFromImage(ctx context.Context) error {
 		_ = store.ForgetStarted(from.Path, Key(s.Dir)) // whoever owns the image may have removed it
 	}
 	turn, err := s.prepareNetwork(ctx, c.Dir, true)
-	defer turn.Close()
 	if err != nil {
 		return errors.Join(err, s.withdraw())
 	}
+	defer turn.Close()
 	copies, err := s.layOut(ctx, c)
 	if err == nil && copies {
 		err = checkUnchanged(c, asItIs) // what was copied may have changed meanwhile

@@ -159,10 +159,10 @@ func inTurn(all []store.Checkpoint) []store.Checkpoint {
 func (s *starter) resume(ctx context.Context, c store.Checkpoint) error {
 	s.steps.begin()
 	turn, err := s.prepareNetwork(ctx, c.Dir, false)
-	defer turn.Close()
 	if err != nil {
 		return preflight.AsRefusal(err)
 	}
+	defer turn.Close()
 	if err := s.restore(ctx, c, sandbox.Shown{At: c.Dir}, false); err != nil {
 		return err
 	}

@@ -78,8 +78,8 @@ func fewDescriptors(t *testing.T, job *testenv.Job) {
 	}
 }
 
-// TestDamageInWhatTheLibraryReads ends the restore before the job has run, also if whoever was to find out is killed when
-// the library has read everything. The image can be mended.
+// TestDamageInWhatTheLibraryReads ends the restore before the job has run, also if whoever was to find out is killed
+// when the library has read everything. The image can be mended.
 func TestDamageInWhatTheLibraryReads(t *testing.T) {
 	testenv.Parallel(t)
 	for _, who := range []string{"nobody", "kill", "kill-criu+kill"} {

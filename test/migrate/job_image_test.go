@@ -204,8 +204,8 @@ func TestAJobFromAnImageIsOnOneHostWhereverAProgramIsKilled(t *testing.T) {
 	})
 }
 
-// TestAJobFromAnImageThatIsTakenHasTheFilesOfItsCheckpoint: a move back has left a newer one, without the files that the
-// job had then, before the other host was lost.
+// TestAJobFromAnImageThatIsTakenHasTheFilesOfItsCheckpoint: a move back has left a newer one, without the files that
+// the job had then, before the other host was lost.
 func TestAJobFromAnImageThatIsTakenHasTheFilesOfItsCheckpoint(t *testing.T) {
 	testenv.Isolated(t, func(t *testing.T) {
 		p := hosts.New(t, hosts.Options{OneBootID: true})

@@ -13,7 +13,8 @@ import (
 	"cucriu/internal/testenv"
 )
 
-// goneServer answers each request with how many it had of those for /count. For each it uses a UNIX socket in a directory that it has made.
+// goneServer answers each request with how many it had of those for /count. For each it uses a UNIX socket in a
+// directory that it has made.
 const goneServer = `
 import http.server, os, socket, sys
 address, port, gone = sys.argv[1:]
@@ -39,8 +40,8 @@ print("serves", flush=True)
 server.serve_forever()
 `
 
-// TestNoKillOfAStartLeavesAnything: whoever is killed while the job gets its addresses, its published port,
-// and the directory of its sockets, which is gone, the same command starts the job, once; when that has ended nothing is
+// TestNoKillOfAStartLeavesAnything: whoever is killed while the job gets its addresses, its published port, and the
+// directory of its sockets, which is gone, the same command starts the job, once; when that has ended nothing is
 // mounted or runs, and the image is as it was.
 func TestNoKillOfAStartLeavesAnything(t *testing.T) {
 	testenv.Parallel(t)
@@ -113,8 +114,8 @@ func (r *run) endsBefore(what string, condition func() bool) (ended bool) {
 	return ended
 }
 
-// TestNoKillWhileAStartWaitsForMemory that a dump has freed, and the job which is dumped may need, harms either: the same
-// command starts one job once that memory is free.
+// TestNoKillWhileAStartWaitsForMemory that a dump has freed, and the job which is dumped may need, harms either: the
+// same command starts one job once that memory is free.
 func TestNoKillWhileAStartWaitsForMemory(t *testing.T) {
 	testenv.Simulated(t, func(t *testing.T) {
 		w := worldOn(t, testenv.NewHost(t, 1, "--mib-per-gpu", "128"))
@@ -164,8 +165,8 @@ func TestNoKillWhileAStartWaitsForMemory(t *testing.T) {
 	})
 }
 
-// TestNoKillBetweenTwoRunsOfAJobFromAnImage loses it or makes two of it: it is started from the image again, or from its
-// own checkpoint as soon as there is one.
+// TestNoKillBetweenTwoRunsOfAJobFromAnImage loses it or makes two of it: it is started from the image again, or from
+// its own checkpoint as soon as there is one.
 func TestNoKillBetweenTwoRunsOfAJobFromAnImage(t *testing.T) {
 	testenv.Parallel(t)
 	for _, step := range []string{"jobs.restart", "jobs.renewed"} {

@@ -42,6 +42,10 @@ func (*served) Getxattr(context.Context, string, []byte) (uint32, syscall.Errno)
 
 func (*served) Listxattr(context.Context, []byte) (uint32, syscall.Errno) { return 0, unix.ENOTSUP }
 
+func (n *served) WrapChild(context.Context, fs.InodeEmbedder) fs.InodeEmbedder {
+	return &served{fs.LoopbackNode{RootData: n.RootData}}
+}
+
 // readOnly are ways to show a directory at another one so that nobody can write there.
 var readOnly = map[string]func(t *testing.T, dir, at string){
 	"mount": func(t *testing.T, dir, at string) {
@@ -49,11 +53,8 @@ var readOnly = map[string]func(t *testing.T, dir, at string){
 		must(t, unix.Mount("", at, "", unix.MS_BIND|unix.MS_REMOUNT|unix.MS_RDONLY, ""))
 	},
 	"file server": func(t *testing.T, dir, at string) {
-		root := &fs.LoopbackRoot{Path: dir}
-		root.NewNode = func(root *fs.LoopbackRoot, _ *fs.Inode, _ string, _ *syscall.Stat_t) fs.InodeEmbedder {
-			return &served{fs.LoopbackNode{RootData: root}}
-		}
-		server, err := fs.Mount(at, root.NewNode(root, nil, "", nil), &fs.Options{MountOptions: fuse.MountOptions{
+		root := &served{fs.LoopbackNode{RootData: &fs.LoopbackRoot{Path: dir}}}
+		server, err := fs.Mount(at, root, &fs.Options{MountOptions: fuse.MountOptions{
 			AllowOther: true, DirectMountStrict: true, DirectMountFlags: unix.MS_RDONLY | unix.MS_NOSUID | unix.MS_NODEV,
 			EnableLocks: true,
 		}})

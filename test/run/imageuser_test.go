@@ -15,8 +15,8 @@ import (
 	"cucriu/internal/testenv"
 )
 
-// TestAJobFromAnImageRunsAsTheUserOfTheImage, with --user and without. It is refused as another user, and nothing of it is
-// left. Its copies belong to whoever the original's files belong to.
+// TestAJobFromAnImageRunsAsTheUserOfTheImage, with --user and without. It is refused as another user, and nothing of
+// it is left. Its copies belong to whoever the original's files belong to.
 func TestAJobFromAnImageRunsAsTheUserOfTheImage(t *testing.T) {
 	testenv.Parallel(t)
 	for user, other := range map[string]string{"nobody": "root", "root": "nobody"} {

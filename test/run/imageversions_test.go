@@ -76,9 +76,9 @@ func TestAnImageOfAnEarlierVersionStartsJobs(t *testing.T) {
 	})
 }
 
-// TestAnImageOfALaterVersionStartsNoJob if its library is newer: that is known before anything is touched, and the version
-// that can is named. Nor does such a checkpoint resume, and no older one in its place: nothing is lost when the version
-// that can comes back.
+// TestAnImageOfALaterVersionStartsNoJob if its library is newer: that is known before anything is touched, and the
+// version that can is named. Nor does such a checkpoint resume, and no older one in its place: nothing is lost when
+// the version that can comes back.
 func TestAnImageOfALaterVersionStartsNoJob(t *testing.T) {
 	testenv.Simulated(t, func(t *testing.T) {
 		w := newLibraryWorld(t)

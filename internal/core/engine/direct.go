@@ -16,9 +16,9 @@ import (
 
 // A restore finds in files what a library has moved to the host. The library reads it from there into the memory
 // through which it copies to the GPUs: the process then needs no memory for all of it, which the kernel would have to
-// make and clear first, and starts from one image share the page cache. It is checked at the same time, so that a disk is
-// waited for once: the job's own threads do not run before both are over. A process that was killed, and an image that it
-// was read from, are as before: all of it can be begun again.
+// make and clear first, and starts from one image share the page cache. It is checked at the same time, so that a
+// disk is waited for once: the job's own threads do not run before both are over. A process that was killed, and an
+// image that it was read from, are as before: all of it can be begun again.
 
 // findDirect finds out whether the library in a stopped process can read files.
 func (b *wayBack) findDirect(ctx context.Context, t *Target) error {

@@ -61,8 +61,8 @@ func ReadAhead(ctx context.Context, paths []string) {
 // step is what a kernel reads ahead at most when it is asked to, with small limits of a disk.
 const step = 1 << 20
 
-// readPiece reads a piece of a file that is not in the page cache yet, in steps. It reports whether the kernel says what
-// is there.
+// readPiece reads a piece of a file that is not in the page cache yet, in steps. It reports whether the kernel says
+// what is there.
 func readPiece(path string, offset, size int64, buffer []byte) bool {
 	f, err := openToRead(path)
 	if err != nil {
