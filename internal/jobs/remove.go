@@ -76,7 +76,7 @@ func Remove(ctx context.Context, hook *hooks.Hook, job Local, agreed, keepOutput
 		return refuse(err)
 	}
 	if err = RequireGone(hook.Config.RunDir, job.Dir); err == nil {
-		err = c.mayLose(&r, agreed)
+		err = cmp.Or(c.mayLose(&r, agreed), refuseSeen(hook.Config.RunDir, job.Dir))
 	}
 	if err != nil {
 		return refuse(errors.Join(err, c.store.Close()))
@@ -92,6 +92,26 @@ func Remove(ctx context.Context, hook *hooks.Hook, job Local, agreed, keepOutput
 	}
 	job.endMetrics(true)
 	return r, os.RemoveAll(l.runDir)
+}
+
+// refuseSeen fails if another job, which runs here, sees something of its own at a directory, or below: what is mounted
+// on a directory that somebody removes is unmounted everywhere, and that job would get no checkpoint any more. That job
+// need not know the one of the directory: it may have come from another host.
+func refuseSeen(runDir, dir string) error {
+	all, err := Locals(runDir)
+	for _, job := range all {
+		r, readErr := loadRecord(filepath.Join(job.Dir, recordName))
+		if !job.IsUp() || readErr != nil || r.Image == nil {
+			continue
+		}
+		for _, seen := range append(r.Image.Private, r.Image.Dir) {
+			if seen != "" && isBelow(seen, resolve(dir)) {
+				return fault.New(fmt.Sprintf("%s, which runs, sees files of its own at %s", job.Name, seen),
+					"end it first with cucriu jobs stop "+job.Name)
+			}
+		}
+	}
+	return err
 }
 
 // mayLose fails if something would be lost with the job, and it is not agreed that it is.

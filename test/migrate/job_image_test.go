@@ -134,7 +134,6 @@ func TestAJobFromAnImageMovesThereAndBack(t *testing.T) {
 		if dir.Uid != 12 || dir.Gid != 34 || first.Ino != second.Ino || pipe.Mode != unix.S_IFIFO|0o600 {
 			t.Errorf("%+v %+v %+v %+v", dir, first, second, pipe)
 		}
-		p.A.Run("cucriu", "jobs", "rm", "original", "--yes") // nobody needs it any more
 		p.B.Run("cucriu", "jobs", "checkpoint", "train")
 		p.B.Run("cucriu", "jobs", "verify", "train")
 
@@ -144,7 +143,10 @@ func TestAJobFromAnImageMovesThereAndBack(t *testing.T) {
 		if _, err := os.Lstat(j.own(p.A, "too")); !os.IsNotExist(err) {
 			t.Errorf("what was removed there is here again: %v", err)
 		}
+		// It does not need the image any more, but sees its own directory where that of the image is.
+		j.cucriuFails(p.A, 3, []string{"jobs", "rm", "original", "--yes"}, "train, which runs, sees files of its own at "+image.dir)
 		j.move(p.A, p.B)
+		p.A.Run("cucriu", "jobs", "rm", "original", "--yes")
 		stop()
 		for _, h := range p.Hosts() {
 			if left := h.Run("find", j.dir, "-maxdepth", "1", "-name", ".?*"); strings.TrimSpace(left) != "" {
