@@ -17,6 +17,7 @@ import (
 // HostNeed is what a restore will take of a host's memory, at least: its refusal must be true.
 type HostNeed struct {
 	Bytes  uint64   `json:"bytes"`
+	Later  uint64   `json:"later,omitempty"`  // of Bytes, what is filled in once criu has restored the processes
 	Groups []uint64 `json:"groups,omitempty"` // the control groups that limit it
 }
 
@@ -29,7 +30,8 @@ func NeedOf(dir string, m *imagedir.Manifest, criu int) HostNeed {
 	}
 	need := HostNeed{Bytes: restored.Bytes}
 	if m != nil {
-		need.Bytes += stagedMemory(dir, m)
+		need.Later = stagedMemory(dir, m)
+		need.Bytes += need.Later
 	}
 	if restored.OtherGroups {
 		return need

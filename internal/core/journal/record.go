@@ -96,7 +96,8 @@ type Record struct {
 	Map      []config.Rule     `json:"map,omitempty"`
 	Unmapped config.Policy     `json:"unmapped,omitempty"`
 	Written  *imagedir.Written `json:"written,omitempty"` // of a dump
-	// HostMemory is what a restore needs of the host's memory, and Resident the most that its processes had of it.
+	// HostMemory is what a restore needs of the host's memory, and Resident the most that its processes had of it. Once
+	// criu is through, it is Resident at that time and what comes later.
 	HostMemory inspect.HostNeed `json:"host_memory,omitzero"`
 	Resident   uint64           `json:"resident,omitempty"`
 	Phases     timeline.Phases  `json:"phases"`

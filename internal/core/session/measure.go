@@ -66,16 +66,27 @@ func NoteResident(r *journal.Record) bool {
 	if r.Resident >= r.HostMemory.Bytes {
 		return false
 	}
-	var pids []int
-	for _, id := range r.Tree {
-		pids = append(pids, id.PID)
-	}
-	now := uint64(resident(pids))
+	now := residentTree(r)
 	if now <= r.Resident {
 		return false
 	}
 	r.Resident = now
 	return true
+}
+
+// NoteRestored notes that criu has restored all memory. A process has mapped no page of shared memory that it has not
+// touched since, and each of those that share a page has it, so what is there is not what [NoteResident] sees.
+func NoteRestored(r *journal.Record) {
+	r.Resident = residentTree(r)
+	r.HostMemory.Bytes = r.Resident + r.HostMemory.Later
+}
+
+func residentTree(r *journal.Record) uint64 {
+	var pids []int
+	for _, id := range r.Tree {
+		pids = append(pids, id.PID)
+	}
+	return uint64(resident(pids))
 }
 
 func resident(pids []int) int64 {

@@ -57,7 +57,11 @@ func noteRoot(s *session.Session, stage Stage) error {
 	}
 	s.Root, s.Step = &root, journal.Step(stage.Action)
 	session.NoteTree(&s.Record)
-	session.NoteResident(&s.Record)
+	if stage.Action == criuutil.StagePostRestore || stage.Action == criuutil.StagePreResume {
+		session.NoteRestored(&s.Record)
+	} else {
+		session.NoteResident(&s.Record)
+	}
 	return s.Save()
 }
 
