@@ -68,7 +68,7 @@ func stagedMemory(dir string, m *imagedir.Manifest) (most uint64) {
 // Require fails if a host, or a control group of the process with this pid, has less memory than the restore will take
 // beside what is promised to others. What the kernel gives up for it is available: caches, and what it can swap out.
 func (n HostNeed) Require(system proc.System, pid int, promised []HostNeed) error {
-	available, err := system.AvailableMemory()
+	available, err := system.MostMemory()
 	if err != nil {
 		return nil // nothing is known to be wrong
 	}

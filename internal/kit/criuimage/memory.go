@@ -9,6 +9,7 @@ import (
 	"path/filepath"
 
 	"github.com/checkpoint-restore/go-criu/v7/crit/images/inventory"
+	"github.com/checkpoint-restore/go-criu/v7/crit/images/memfd"
 
 	"cucriu/internal/kit/durable"
 	"cucriu/internal/kit/pagemap"
@@ -73,6 +74,12 @@ func ReadRestored(dir string) (Restored, error) {
 		pages[task.PID] = ranges(held.Ranges())
 		own := proc.Subtract(pages[task.PID], ranges(areas.Own))
 		m.Bytes += proc.Total(proc.Subtract(own, pages[task.PPID]))
+	}
+	err = eachEntry(dir, "memfd.img", "MEMFD_INODE", func(file *memfd.MemfdInodeEntry) {
+		pooled = pooled || file.HugetlbFlag != nil // nobody may have mapped it
+	})
+	if err != nil {
+		return m, err
 	}
 	shared, err := durable.Match(dir, "pagemap-shmem-*.img")
 	if err != nil || pooled { // it may be in huge pages

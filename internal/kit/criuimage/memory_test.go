@@ -10,6 +10,7 @@ import (
 
 	criucore "github.com/checkpoint-restore/go-criu/v7/crit/images/criu-core"
 	"github.com/checkpoint-restore/go-criu/v7/crit/images/inventory"
+	"github.com/checkpoint-restore/go-criu/v7/crit/images/memfd"
 	"github.com/checkpoint-restore/go-criu/v7/crit/images/mm"
 	"github.com/checkpoint-restore/go-criu/v7/crit/images/vma"
 	"golang.org/x/sys/unix"
@@ -148,11 +149,13 @@ func TestWhatProcessesTakeIsCountedOnce(t *testing.T) {
 	for name, test := range map[string]struct {
 		group       uint32 // of the child
 		huge        bool   // the root's last page
+		hugeFile    bool   // without a name, which nobody has mapped
 		want        uint64 // pages
 		otherGroups bool
 	}{
 		"two processes": {group: 1, want: 3 + 4 + 2},
 		"huge pages":    {group: 1, huge: true, want: 2 + 4},
+		"huge file":     {group: 1, hugeFile: true, want: 3 + 4},
 		"other groups":  {group: 2, want: 3 + 4 + 2, otherGroups: true},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -170,6 +173,10 @@ func TestWhatProcessesTakeIsCountedOnce(t *testing.T) {
 					})}
 				}
 				put(t, dir, addressSpaceName(pid), image(t, "MM", m))
+			}
+			if test.hugeFile {
+				file := filled(&memfd.MemfdInodeEntry{HugetlbFlag: proto.Uint32(1)})
+				put(t, dir, "memfd.img", image(t, "MEMFD_INODE", file))
 			}
 			putPagemap(t, dir, 1, pages(10, 2, 4), pages(12, 1, pagemap.InParent), pages(20, 5, 2))
 			putPagemapOf(t, dir, "pagemap-8.img", 2, pages(11, 1, 4), pages(30, 4, 4))

@@ -39,6 +39,39 @@ func (s System) AvailableMemory() (uint64, error) {
 	return *info.MemAvailable << 10, nil
 }
 
+// MostMemory returns how many bytes can be allocated at most without swapping. That is more than
+// [System.AvailableMemory], which leaves out what the kernel tries to keep free, much of the memory where somebody has
+// raised vm.watermark_scale_factor, and the cache of ZFS.
+func (s System) MostMemory() (uint64, error) {
+	info, err := s.memory()
+	if err != nil {
+		return 0, err
+	}
+	most := *info.MemAvailable << 10
+	reserve, err := readNumber(s.path("proc/sys/vm/min_free_kbytes"))
+	if err == nil && info.MemFree != nil && info.ActiveFile != nil && info.InactiveFile != nil && info.SReclaimable != nil {
+		all := *info.MemFree + *info.ActiveFile + *info.InactiveFile + *info.SReclaimable
+		most = max(most, (all-min(all, uint64(reserve)))<<10)
+	}
+	return most + s.freeableARC(), nil
+}
+
+// freeableARC returns how much ZFS caches that it gives up when memory is short.
+func (s System) freeableARC() uint64 {
+	data, _ := os.ReadFile(s.path("proc/spl/kstat/zfs/arcstats")) // most hosts have none
+	var size, least uint64
+	for line := range strings.Lines(string(data)) {
+		switch fields := strings.Fields(line); { // name, type and value
+		case len(fields) != 3:
+		case fields[0] == "size":
+			size, _ = strconv.ParseUint(fields[2], 10, 64)
+		case fields[0] == "c_min":
+			least, _ = strconv.ParseUint(fields[2], 10, 64)
+		}
+	}
+	return size - min(size, least)
+}
+
 // FreeSwap returns how many bytes can be swapped out.
 func (s System) FreeSwap() (uint64, error) {
 	info, err := s.memory()

@@ -40,6 +40,27 @@ func TestSystemReadsTheKernelBelowItsRoot(t *testing.T) {
 	}
 }
 
+// TestTheMostMemoryIsWhatTheKernelGivesUp: what it would rather keep free and what ZFS caches, but not its last reserve.
+func TestTheMostMemoryIsWhatTheKernelGivesUp(t *testing.T) {
+	const meminfo = "proc/meminfo"
+	files := map[string]string{meminfo: "MemAvailable: 512 kB\nMemFree: 300 kB\n"}
+	check := func(kib uint64) {
+		t.Helper()
+		if got, err := systemOf(t, files).MostMemory(); got != kib<<10 || err != nil {
+			t.Errorf("%d bytes, %v; want %d KiB", got, err, kib)
+		}
+	}
+	check(512)
+	files["proc/sys/vm/min_free_kbytes"] = "100\n"
+	check(512) // some counters are missing
+	files[meminfo] += "Active(file): 200 kB\nInactive(file): 150 kB\nSReclaimable: 50 kB\n"
+	check(600)
+	files["proc/spl/kstat/zfs/arcstats"] = "13 1 0x01 147 39984 6 7\nname  type data\nsize  4  1048576\nc_min  4  262144\n"
+	check(600 + 768)
+	files["proc/sys/vm/min_free_kbytes"] = "1000\n"
+	check(512 + 768)
+}
+
 const (
 	v2Mount = "30 24 0:26 / /sys/fs/cgroup rw - cgroup2 cgroup2 rw\n"
 	// Beside v2, as on hosts in transition.
