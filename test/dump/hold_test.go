@@ -1,6 +1,7 @@
 package dump
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"math/rand/v2"
@@ -14,6 +15,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"cucriu/internal/kit/inject"
 	"cucriu/internal/kit/proc"
 	"cucriu/internal/testenv"
 )
@@ -105,6 +107,62 @@ func TestAJobThatIsContinuedAllTheTimeIsNotLost(t *testing.T) {
 			calm()
 		}
 	})
+}
+
+// TestMemoryThatIsTakenAwayAgainIsFilledInAgain: criu's code in a process, whose criu was killed, may make memory
+// inaccessible after it was filled in. The driver cannot restore the process then.
+func TestMemoryThatIsTakenAwayAgainIsFilledInAgain(t *testing.T) {
+	testenv.Simulated(t, func(t *testing.T) {
+		host := testenv.NewHost(t, 1)
+		job := host.Start(1, "--spin", "event-sync", "--mib", "8")
+		pid := job.MustStatus(0).PID
+		once := filepath.Join(t.TempDir(), "once")
+		self, err := os.Executable()
+		if err != nil {
+			t.Fatal(err)
+		}
+		script := testenv.Script(t, fmt.Sprintf("mkdir %s 2>/dev/null || exit 0\n%s=%d exec %s", once, closedVariable, pid, self))
+		host.UseFailpoint("dump.post-dump=error,dump.back.filled=run " + script)
+		if run := host.TryDump(job, testenv.NewImages(t)); run.Err == nil {
+			t.Fatal("the dump has not failed")
+		}
+		job.Runs()
+		job.Check()
+		if _, err := os.Stat(once); err != nil {
+			t.Error(err)
+		}
+	})
+}
+
+// closedVariable names a stopped process in which [closeMemory] makes memory inaccessible.
+const closedVariable = "CUCRIU_TEST_CLOSED"
+
+// closeMemory makes the memory inaccessible that a way back has just filled in: it has asked for huge pages there.
+func closeMemory(pid int) error {
+	maps, err := os.ReadFile(fmt.Sprintf("/proc/%d/smaps", pid))
+	if err != nil {
+		return err
+	}
+	var at proc.Range
+	var filled []proc.Range
+	for line := range strings.Lines(string(maps)) {
+		var start, end uint64
+		if n, _ := fmt.Sscanf(line, "%x-%x ", &start, &end); n == 2 {
+			at = proc.Range{Start: start, End: end}
+		}
+		if strings.HasPrefix(line, "VmFlags:") && strings.Contains(line, " hg") && strings.Contains(line, " wr ") {
+			filled = append(filled, at)
+		}
+	}
+	if len(filled) == 0 {
+		return errors.New("nothing was filled in")
+	}
+	lent, err := inject.Borrow(context.Background(), pid, []int{pid}, "")
+	if err != nil {
+		return err
+	}
+	err = lent.Mprotect(context.Background(), filled, unix.PROT_NONE)
+	return errors.Join(err, lent.Return(context.Background()))
 }
 
 // restoreInAStorm restores an image whose processes somebody continues meanwhile. criu does

@@ -4,7 +4,9 @@
 package dump
 
 import (
+	"fmt"
 	"os"
+	"strconv"
 	"testing"
 
 	"cucriu/internal/testenv"
@@ -16,6 +18,13 @@ func TestMain(m *testing.M) {
 	}
 	if dir := os.Getenv(programVariable); dir != "" {
 		runProgram(dir)
+	}
+	if pid, err := strconv.Atoi(os.Getenv(closedVariable)); err == nil {
+		if err := closeMemory(pid); err != nil {
+			fmt.Fprintln(os.Stderr, err)
+			os.Exit(1)
+		}
+		os.Exit(0)
 	}
 	testenv.Main(m)
 }

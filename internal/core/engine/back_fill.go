@@ -31,8 +31,14 @@ const (
 // there is the job's own by now. So is the memory of a library, once it has brought it back.
 func (b *wayBack) findLack(ctx context.Context, t *Target) error {
 	t.lacks, t.direct = lacksNothing, false
-	if t.Member.Pages == nil || !t.Member.Pages.Dropped {
+	if t.Member.Pages == nil {
 		return nil
+	}
+	if !t.Member.Pages.Dropped {
+		if again, err := b.isTakenAway(ctx, t); err != nil || !again {
+			return err
+		}
+		b.Update(func() { t.Member.Pages.Dropped = true })
 	}
 	t.lacks = lacksAll // also if it ends while it is asked
 	checkpointed, err := b.isCheckpointed(ctx, t)
@@ -53,6 +59,22 @@ func (b *wayBack) findLack(ctx context.Context, t *Target) error {
 		t.lacks, t.Member.Pages.Dropped = lacksNothing, false
 	}
 	return nil
+}
+
+// isTakenAway reports whether memory that was filled in is inaccessible once more, and the driver needs it. criu has
+// memory made readable for its copy, and inaccessible again; if it is killed in between, its code in the process may
+// still do the second when somebody continues the process.
+func (b *wayBack) isTakenAway(ctx context.Context, t *Target) (bool, error) {
+	input, err := session.OpenPages(&b.Record, t.Member)
+	if err != nil {
+		return false, nil // it cannot be filled in again, either
+	}
+	defer input.Close()
+	space, err := proc.ReadAddressSpace(t.PID)
+	if err != nil || len(proc.Subtract(input.Ranges(), space.Private)) == 0 {
+		return false, err
+	}
+	return b.isCheckpointed(ctx, t) // else the driver has unmapped it
 }
 
 // findMoved finds out where a library keeps what it has moved to the host.
