@@ -250,7 +250,8 @@ func (s *core) resumesFrom(all []store.Checkpoint) string {
 		return fmt.Sprintf("the same command makes a checkpoint of the image in %s, and resumes from it", s.staged)
 	}
 	if c := newestOf(all); c != nil {
-		return fmt.Sprintf("the same command resumes from checkpoint %s of %s", c.Name, c.CreatedAt.Local().Format(time.DateTime))
+		at := c.CreatedAt.Local().Format(time.DateTime)
+		return fmt.Sprintf("the same command resumes from checkpoint %s of %s", c.Name, at)
 	}
 	return "none of its checkpoints is known to be usable: see cucriu jobs list " + s.record.Name
 }

@@ -41,7 +41,8 @@ func NewArriving(hook *hooks.Hook, dir, id string) *Arriving {
 
 // CheckJobDir refuses an invalid directory of a long job.
 func CheckJobDir(dir string) error {
-	if !filepath.IsAbs(dir) || filepath.Clean(dir) != dir || len(dir) > 4000 || dir == "/" || strings.ContainsRune(dir, 0) {
+	isPath := filepath.IsAbs(dir) && filepath.Clean(dir) == dir && !strings.ContainsRune(dir, 0)
+	if !isPath || len(dir) > 4000 || dir == "/" {
 		return fmt.Errorf("%.80q is not the directory of a job", dir)
 	}
 	return nil
@@ -245,7 +246,9 @@ const arrivalVerifiers = 4
 
 // Verify reads the checkpoints that have come and were not verified yet, and finds out what stands in the way of the
 // newest here. What is wrong with one that was here before does not matter.
-func (j *Arriving) Verify(ctx context.Context, hasCome func(name string) bool) (findings preflight.Findings, err error) {
+func (j *Arriving) Verify(
+	ctx context.Context, hasCome func(name string) bool,
+) (findings preflight.Findings, err error) {
 	all, err := j.store.Checkpoints()
 	if err != nil || len(all) == 0 {
 		return nil, err

@@ -121,7 +121,8 @@ func TestMemoryThatIsTakenAwayAgainIsFilledInAgain(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		script := testenv.Script(t, fmt.Sprintf("mkdir %s 2>/dev/null || exit 0\n%s=%d exec %s", once, closedVariable, pid, self))
+		const text = "mkdir %s 2>/dev/null || exit 0\n%s=%d exec %s"
+		script := testenv.Script(t, fmt.Sprintf(text, once, closedVariable, pid, self))
 		host.UseFailpoint("dump.post-dump=error,dump.back.filled=run " + script)
 		if run := host.TryDump(job, testenv.NewImages(t)); run.Err == nil {
 			t.Fatal("the dump has not failed")

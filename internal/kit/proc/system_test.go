@@ -40,7 +40,8 @@ func TestSystemReadsTheKernelBelowItsRoot(t *testing.T) {
 	}
 }
 
-// TestTheMostMemoryIsWhatTheKernelGivesUp: what it would rather keep free and what ZFS caches, but not its last reserve.
+// TestTheMostMemoryIsWhatTheKernelGivesUp: what it would rather keep free and what ZFS caches, but not its last
+// reserve.
 func TestTheMostMemoryIsWhatTheKernelGivesUp(t *testing.T) {
 	const meminfo = "proc/meminfo"
 	files := map[string]string{meminfo: "MemAvailable: 512 kB\nMemFree: 300 kB\n"}
