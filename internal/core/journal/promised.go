@@ -1,6 +1,7 @@
 package journal
 
 import (
+	"errors"
 	"io"
 	"os"
 	"path/filepath"
@@ -8,6 +9,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"cucriu/internal/core/inspect"
+	"cucriu/internal/kit/proc"
 	"cucriu/internal/kit/rundir"
 )
 
@@ -88,7 +90,20 @@ func (r *Record) promise(need inspect.MemoryNeed) {
 		}
 	default:
 		for _, m := range r.Members {
-			need.Add(m.MemoryBytes, m.Pairs)
+			if !hasEnded(m.Ident) {
+				need.Add(m.MemoryBytes, m.Pairs)
+			}
 		}
 	}
+}
+
+// hasEnded reports whether a process has ended, such as that of a dump which its watcher is about to close. Of one in
+// another pid namespace nothing is known.
+func hasEnded(id proc.Ident) bool {
+	p, err := proc.Reopen(id)
+	if err != nil {
+		return errors.Is(err, proc.ErrGone)
+	}
+	defer p.Close()
+	return !p.Alive()
 }

@@ -18,10 +18,18 @@ func TestWhatIsPromisedOfTheGPUs(t *testing.T) {
 	const mib, margin = 1 << 20, 16 << 20
 	gpu := cudackpt.UUID{1}
 	holds := map[cudackpt.UUID]uint64{gpu: 100 * mib}
-	ident := proc.Ident{PID: 1 << 20, StartTime: 1}
+	ident, err := proc.IdentOf(os.Getpid())
+	if err != nil {
+		t.Fatal(err)
+	}
+	ended := ident
+	ended.StartTime--
+	members := func(ident proc.Ident) []Member {
+		return []Member{{Process: inspect.Process{Ident: ident, Name: "job", MemoryBytes: holds}}}
+	}
 	dump := Record{
 		Kind: KindDump, Criu: ident, Step: StepDumping,
-		Members: []Member{{Process: inspect.Process{Ident: ident, Name: "job", MemoryBytes: holds}}},
+		Members: members(ident),
 	}
 	restore := Record{
 		Kind: KindRestore, Criu: ident, Step: StepPreRestore, Created: time.Unix(100, 0),
@@ -51,9 +59,12 @@ func TestWhatIsPromisedOfTheGPUs(t *testing.T) {
 		"a dump in a sandbox":           {record: dump, inner: true},
 		"a dump that began later":       {record: but(dump, later), of: asked},
 		"a dump that has freed nothing": {record: but(dump, func(r *Record) { r.Step = StepLock }), nothing: true},
-		"a dump that is over":           {record: but(dump, func(r *Record) { r.Outcome = OutcomeRunning }), nothing: true},
-		"what is back":                  {record: but(dump, func(r *Record) { r.Restored = true }), nothing: true},
-		"what nobody watches":           {record: dump, ended: true, nothing: true},
+		"a dump whose job has ended": {
+			record: but(dump, func(r *Record) { r.Members = members(ended) }), nothing: true,
+		},
+		"a dump that is over": {record: but(dump, func(r *Record) { r.Outcome = OutcomeRunning }), nothing: true},
+		"what is back":        {record: but(dump, func(r *Record) { r.Restored = true }), nothing: true},
+		"what nobody watches": {record: dump, ended: true, nothing: true},
 		"what is suspended": {
 			record: but(dump, func(r *Record) { r.Kind, r.Step = KindSuspend, StepSuspended }), nothing: true,
 		},
