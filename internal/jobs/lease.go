@@ -225,15 +225,15 @@ func RequireGone(runDir, dir string) error {
 // RefuseVanished fails if this host knows a job of a directory that has none now.
 func RefuseVanished(runDir, dir string) error {
 	dir, err := filepath.Abs(dir)
-	if err == nil {
-		err = RequireGone(runDir, dir)
-	}
 	if err != nil {
 		return err
 	}
 	l, err := readLocal(localDir(runDir, dir))
 	if err != nil { // none is known
 		return nil
+	}
+	if err := RequireGone(runDir, dir); err != nil {
+		return err
 	}
 	had := fmt.Sprintf("it had the job %s (%s)", l.Name, l.Describe())
 	return fault.New(dir+" was moved or removed, or is not mounted: "+had,
