@@ -147,7 +147,7 @@ func TestNoKillWhileAStartWaitsForMemory(t *testing.T) {
 			if run := <-dumped; run.Err != nil {
 				t.Fatalf("dump: %v\n%s", run.Err, run.Log)
 			}
-			if r.endsBefore("the job is started", func() bool { return strings.Contains(r.said(), "from image") }) {
+			if r.endsBefore("the job is started", func() bool { return strings.Contains(r.said(), ": from image ") }) {
 				r = job.startFrom(w)
 				r.says("from image")
 			}
