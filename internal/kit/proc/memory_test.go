@@ -5,6 +5,8 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"runtime"
+	"runtime/debug"
 	"slices"
 	"strings"
 	"testing"
@@ -172,9 +174,14 @@ func TestSubtractLeavesWhatIsInNoOther(t *testing.T) {
 // mapPages maps pages of this process outside of Go's heap.
 func mapPages(t *testing.T, pages, protection, flags, fd int) []byte {
 	t.Helper()
+	percent := debug.SetGCPercent(-1) // it maps little pieces of memory, which may come into a hole: see punch
+	runtime.GC()                      // the end of one that has begun
 	memory, err := unix.Mmap(fd, 0, pages*os.Getpagesize(), protection, flags)
 	must(t, err)
-	t.Cleanup(func() { must(t, unix.Munmap(memory)) })
+	t.Cleanup(func() {
+		must(t, unix.Munmap(memory))
+		debug.SetGCPercent(percent)
+	})
 	return memory
 }
 
@@ -183,7 +190,7 @@ func rangeOf(memory []byte) Range {
 	return Range{start, start + uint64(len(memory))}
 }
 
-// Unmap a hole. Nobody maps so little meanwhile.
+// Unmap a hole. Nobody maps so little meanwhile, while there is no garbage collection.
 func punch(t *testing.T, memory []byte) {
 	t.Helper()
 	must(t, unix.MunmapPtr(unsafe.Pointer(&memory[0]), uintptr(len(memory))))
